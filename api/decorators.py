@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from ramify import paths
 from ramify.blocking_stream import BlockingStream
 from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.plan import Effect, OpKind
@@ -253,7 +254,7 @@ class Workflow(Generic[P, R]):
         if scope.step is not None:
             raise NestedWorkflow(f"workflow {name!r} was called in step {scope.step.name!r}: call it from a workflow")
         theirs = scope.run.record.workspace
-        if self.workspace is None or str(self.workspace.expanduser().resolve()) == theirs:
+        if self.workspace is None or str(paths.expanded(self.workspace).resolve()) == theirs:
             return
         if self._is_declared_as(scope.run.record.workflow):
             return

@@ -10,14 +10,30 @@ from urllib.parse import parse_qs, unquote
 
 
 def home(explicit: str | Path | None = None) -> Path:
-    """`explicit`; otherwise $RAMIFY_HOME, $XDG_DATA_HOME/ramify, or ~/.local/share/ramify."""
+    """`explicit`; otherwise $RAMIFY_HOME, $XDG_DATA_HOME/ramify, or ~/.local/share/ramify. Raises `FileNotFoundError`
+    if none is set and the user has no home folder."""
     if explicit is not None:
-        return Path(explicit).expanduser().absolute()
+        return expanded(explicit).absolute()
     if named := os.environ.get("RAMIFY_HOME"):
-        return Path(named).expanduser().absolute()
+        return expanded(named).absolute()
     if data := os.environ.get("XDG_DATA_HOME"):
         return Path(data) / "ramify"
-    return usual(Path("~").expanduser())
+    user = of_user()
+    if user is None:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder: set $RAMIFY_HOME", "~")
+    return usual(user)
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with `~` and `~NAME` replaced, as a shell does it: a name that no user has stays as it is written.
+    `Path.expanduser` raises a `RuntimeError` for such a name, which says nothing about the path."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def of_user() -> Path | None:
+    """The user's home folder; None for a user without one."""
+    home = expanded("~")
+    return None if home == Path("~") else home
 
 
 def make_private(folder: Path) -> None:
@@ -93,7 +109,7 @@ def _database_files(database: str | Path) -> tuple[Path, ...]:
     address = str(database)
     scheme, apart, rest = address.partition("://")
     if isinstance(database, Path) or not apart or scheme.startswith("sqlite"):
-        file = Path(unquote(rest.partition("?")[0]).removeprefix("/") if apart else address).expanduser().absolute()
+        file = expanded(unquote(rest.partition("?")[0]).removeprefix("/") if apart else address).absolute()
         files = {file, file.resolve()} if file.name else set()
         return tuple(one.with_name(one.name + end) for one in files for end in _BESIDE_SQLITE)
     asked = parse_qs(rest.partition("?")[2])
@@ -103,7 +119,7 @@ def _database_files(database: str | Path) -> tuple[Path, ...]:
     sockets = [f"{folder}/.s.PGSQL.{port}" for folder in folders for port in _ports(asked) if folder.startswith("/")]
     if folder := os.environ.get("PGSYSCONFDIR"):
         keys.append(f"{folder}/pg_service.conf")
-    return tuple(Path(name).expanduser().absolute() for name in (*keys, *sockets) if name)
+    return tuple(expanded(name).absolute() for name in (*keys, *sockets) if name)
 
 
 def _ports(asked: dict[str, list[str]]) -> set[str]:

@@ -102,5 +102,5 @@ class RunForks:
             copy = Path(scratch) / "files"
             self.snapshots.materialise(before, copy)
             plain = self.snapshots.import_tree(copy, image=before.image).snapshot
-        edited = self.snapshots.import_tree(files.expanduser().resolve(), image=before.image).snapshot
+        edited = self.snapshots.import_tree(paths.expanded(files).resolve(), image=before.image).snapshot
         return self.snapshots.merge(plain, before, edited)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ramify import paths
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import FleetError, NodesDied
 from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
@@ -162,7 +163,7 @@ class FleetWorld:
 
     async def checkout(self, folder: str | Path, *, force: bool = False, active_files: bool = False) -> Written:
         """As `World.checkout`, of the last state, into a folder of this machine."""
-        state, target = await self.fetch(), Path(folder).expanduser()
+        state, target = await self.fetch(), paths.expanded(folder)
         write = partial(self._runtime.snapshots.checkout, state, target, force=force, active_files=active_files)
         return await asyncio.to_thread(write)
 
@@ -253,7 +254,7 @@ async def world_on_nodes(
     """As `Fleet.world`."""
     if folder is not None and snapshot is not None:
         raise WorldError("a world is made from a folder or from a snapshot: name one of them")
-    where = None if folder is None else Path(folder).expanduser().resolve()
+    where = None if folder is None else paths.expanded(folder).resolve()
     setup = WorldSetup(runtime.sandbox, str(mount_at or where or DEFAULT_MOUNT), dict(env or {}), limits)
     state = await _in_bucket(runtime, where, snapshot)
     async with FleetWorld(nodes, runtime, setup, needs, state) as world:

@@ -64,7 +64,7 @@ class MergeConflict(ForkEngineError):
         more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
         super().__init__(
             f"{len(conflicts)} conflict(s): {shown}{more}. Merge with a strategy ('ours', 'theirs', 'union'; "
-            "`ramify merge --strategy`) or with a function that resolves them, or change one side"
+            "`--strategy` on the command line) or with a function that resolves them, or change one side"
         )
 
 

@@ -14,7 +14,14 @@ from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.write import Place
 from ramify.fork_engine.fsck.repair import verify_unflushed
 from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
-from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, StackViews, VolatileGlobs, base_digest, content_key
+from ramify.fork_engine.snapshot_keys import (
+    DEFAULT_VOLATILE,
+    VOLATILE_OUTSIDE,
+    StackViews,
+    VolatileGlobs,
+    base_digest,
+    content_key,
+)
 from ramify.fork_engine.snapshots import Blobs, Snapshots
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
 from ramify.fork_engine.store_parts import OpenStore
@@ -95,13 +102,23 @@ class ReadableStore:
     def world_changes(self, before: Snapshot, after: Snapshot) -> list[Change]:
         """Return `changes`. If both states stand over the same image, the changes of its own files follow, with
         absolute paths."""
+        return self.changes(before, after) + (self._image_changes(before, after) or [])
+
+    def outside_changes(self, before: Snapshot, after: Snapshot) -> list[Change]:
+        """Return the changes outside the workspace, with absolute paths, sorted, but not those of temporary folders
+        and caches. Over the host, as `changes_over_host`; none if the states stand over different images."""
+        found = self._image_changes(before, after)
+        if found is None and after.image is None:
+            found = _absolute(diff.changes_over_host(self._outside(before), self._outside(after)))
+        return [change for change in found or () if change.path[1:] not in VOLATILE_OUTSIDE]
+
+    def _image_changes(self, before: Snapshot, after: Snapshot) -> list[Change] | None:
+        """The changes of an image's own files. None if the two states do not stand over the same one."""
         if before.image is None and after.image is not None:
             before = over_image_of(before, after)  # an imported tree names no image
-        found = self.changes(before, after)
-        if after.image is not None and before.image_stack == after.image_stack:
-            outside = diff.changes(self._outside(before), self._outside(after))
-            found += (replace(change, path=f"/{change.path}") for change in outside)
-        return found
+        if after.image is None or before.image_stack != after.image_stack:
+            return None
+        return _absolute(diff.changes(self._outside(before), self._outside(after)))
 
     def read(self, snapshot: Snapshot, path: str) -> bytes:
         """Return a file's bytes. Raises `PathNotFound`, or `SnapshotCorrupt` if they differ from what was sealed."""
@@ -247,6 +264,10 @@ class ReadableStore:
         if image is not None and len(layers) == of_image:
             return self._make_outside((image, layers, 0)).flattened((image, *layers))
         return self._outside_view((image, layers[:-1], of_image)).stacked(self._layers.manifest(layers[-1]))
+
+
+def _absolute(changes: list[Change]) -> list[Change]:
+    return [replace(change, path=f"/{change.path}") for change in changes]
 
 
 def over_image_of(base: Snapshot, other: Snapshot) -> Snapshot:

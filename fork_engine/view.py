@@ -210,6 +210,28 @@ def changes(before: View, after: View) -> list[Change]:
     return [item for item in found if item is not None]
 
 
+def changes_over_host(before: View, after: View) -> list[Change]:
+    """Return the changes between two views over the host's own folders, sorted by path.
+
+    What the host has below is unknown: a file that a world wrote there for the first time is added, also in place of
+    one of the host's. Folders are not told, because one that merely leads to a change looks like a new one.
+    """
+    found = []
+    for path in differing(before, after):
+        was, now = (_own(view.get(path)) for view in (before, after))
+        after_it = after.get(path)
+        if was is None and after_it is not None and after_it.kind is EntryKind.WHITEOUT:
+            found.append(Change(path, ChangeKind.REMOVED, None, None))
+        elif (item := change(path, was, now)) is not None:
+            found.append(item)
+    return found
+
+
+def _own(entry: Entry | None) -> Entry | None:
+    """An entry that is a file of the world's own."""
+    return None if entry is None or entry.kind in (EntryKind.DIR, EntryKind.WHITEOUT) else entry
+
+
 def change(path: str, before: Entry | None, after: Entry | None) -> Change | None:
     """Return the change of one path, or None if at most times or hard links differ. Extended attributes count as
     contents."""

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
+from ramify import paths
 from ramify.fork_engine import errors as fork_errors
 from ramify.fork_engine.filesystem.stacked_folders import is_folder_in_stack
 from ramify.fork_engine.gc_pins import Pins
@@ -152,7 +153,7 @@ def named(name: str) -> ImageReference:
 
     Raises `BadReference`.
     """
-    path = Path(name).expanduser()
+    path = paths.expanded(name)
     if is_image_file(path):
         return ImageReference(SourceKind.OCI if path.is_dir() else SourceKind.ARCHIVE, path=path.absolute())
     return ImageReference.parse(name)

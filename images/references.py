@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from ramify import paths
 from ramify.images.errors import BadReference
 
 DEFAULT_REGISTRY, DEFAULT_NAMESPACE = "docker.io", "library"
@@ -95,7 +96,7 @@ def _prefixed(kind: SourceKind, rest: str, text: str) -> ImageReference:
     path, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag:
         path, tag = rest, ""
-    return ImageReference(kind, tag=tag, path=Path(path).expanduser().absolute())
+    return ImageReference(kind, tag=tag, path=paths.expanded(path).absolute())
 
 
 def _of_registry(text: str) -> ImageReference:

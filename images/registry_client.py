@@ -23,6 +23,7 @@ from typing import Self
 
 import httpx
 
+from ramify import paths
 from ramify.images import documents
 from ramify.images.errors import (
     BadReference,
@@ -66,7 +67,7 @@ def login_for(registry: str, environment: Mapping[str, str] = os.environ) -> Log
 
 
 def _files(environment: Mapping[str, str]) -> Iterator[Path]:
-    home = Path(environment.get("HOME") or Path("~").expanduser())
+    home = Path(environment.get("HOME") or paths.of_user() or "/")
     yield Path(environment.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
     if runtime := environment.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "containers/auth.json"

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import read_file, with_merged_output, write_file
+from ramify.integrations.world_access import merged_text, read_file, with_merged_output, write_file
+from ramify.sandboxes.errors import CommandRefused
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.world import World
 
@@ -28,7 +29,13 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-_ERRORS = {"missing": "file_not_found", "permission": "permission_denied", "folder": "is_directory"}
+_ERRORS = {
+    "missing": "file_not_found",
+    "permission": "permission_denied",
+    "folder": "is_directory",
+    "no_path": "invalid_path",
+}
+_NOT_STARTED = 126
 
 
 class WorldBackend(BaseSandbox):
@@ -46,9 +53,21 @@ class WorldBackend(BaseSandbox):
         return self.world.name or self.world.state.id[:12]
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        return self._call(partial(self._execute, command, timeout))
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """As `execute`. Over a `World`, a command whose caller is cancelled is ended."""
+        if _running_loop() is self._loop:
+            return await self._execute(command, timeout)
+        return await asyncio.to_thread(self.execute, command, timeout=timeout)
+
+    async def _execute(self, command: str, timeout: int | None) -> ExecuteResponse:
         limit = self._timeout if timeout is None else timeout or None
-        result = self._call(lambda: self.world.exec(with_merged_output(command), timeout=limit))
-        output = result.stdout
+        try:
+            result = await self.world.exec(with_merged_output(command), timeout=limit)
+        except (CommandRefused, ValueError) as error:  # the model reads it
+            return ExecuteResponse(output=str(error), exit_code=_NOT_STARTED)
+        output = merged_text(result)
         if result.timed_out:
             output += f"\nThe command was stopped after {limit} seconds."
         return ExecuteResponse(output=output, exit_code=result.exit_code, truncated=result.truncated)
@@ -105,4 +124,16 @@ class WorldBackend(BaseSandbox):
         if self._blocking is not None:
             return self._blocking.call(call)
         assert self._loop is not None
+        if _running_loop() is self._loop:
+            raise RuntimeError(
+                "this call would wait for itself: it comes from the event loop of the world. Use the asynchronous "
+                "methods (`ainvoke`, `aexecute`), or make the backend over a `SyncWorld`"
+            )
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -9,7 +9,7 @@ class IntegrationError(Exception):
 
 class FileAccessFailed(IntegrationError):
     """A file of a world cannot be read or written. `reason` is one of `missing`, `folder`, `not_folder`,
-    `permission`, `too_large` and `other`."""
+    `permission`, `special` (a FIFO, a device), `too_large`, `no_path` and `other`."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

@@ -185,7 +185,7 @@ class WorldEnvironment(BaseEnvironment):
             if told is not None:
                 return await self._streamed(command, where, variables, timeout_sec, who, told)
             result = await self.world.exec(command, cwd=where, env=variables, timeout=timeout_sec, user=who)
-        except CommandRefused as error:
+        except (CommandRefused, ValueError) as error:
             return ExecResult(stdout="", stderr=str(error), return_code=126)
         if result.timed_out:
             raise _too_late(timeout_sec)

@@ -11,11 +11,13 @@ Inspect finds the sandbox by the entry point that the package installs.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Literal, overload
 
 from ramify.integrations.errors import FileAccessFailed
 from ramify.integrations.world_access import as_os_error, read_file, write_file
+from ramify.sandboxes.errors import CommandRefused, ForbiddenUser, UnknownUser, WorldDied
 from ramify.worlds.errors import WorldClosed
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
@@ -33,6 +35,8 @@ try:
     from pydantic import BaseModel
 except ImportError as error:
     raise ImportError("ramify.integrations.inspect_ai needs inspect-ai: pip install 'ramify[inspect-ai]'") from error
+
+_NOT_STARTED = 126
 
 
 class WorldConfig(BaseModel, frozen=True):
@@ -108,12 +112,11 @@ class WorldSandboxEnvironment(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        if user is not None:
-            raise SandboxUserUnsupportedError(f"the sandbox 'ramify' runs commands as its own user, not as {user!r}")
         try:
-            result = await self.world.exec(cmd, stdin=input, cwd=cwd, env=env, timeout=timeout)
-        except WorldClosed as error:
-            raise SandboxUnavailableError(str(error)) from error
+            with _errors():
+                result = await self.world.exec(cmd, stdin=input, cwd=cwd, env=env, timeout=timeout, user=user)
+        except ValueError as error:  # a model's command that no process can be given: it reads why
+            return ExecResult(False, _NOT_STARTED, "", str(error))
         if result.timed_out:
             raise TimeoutError(f"the command was stopped after {timeout} seconds")
         if result.exit_code == 126 and "Permission denied" in result.stderr:
@@ -127,10 +130,8 @@ class WorldSandboxEnvironment(SandboxEnvironment):
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
-        try:
+        with _errors():
             await write_file(self.world, file, data)
-        except FileAccessFailed as error:
-            raise _as_inspects(error) from error
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -139,10 +140,8 @@ class WorldSandboxEnvironment(SandboxEnvironment):
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        try:
+        with _errors():
             data = await read_file(self.world, file, most=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
-        except FileAccessFailed as error:
-            raise _as_inspects(error) from error
         return data.decode() if text else data
 
     # Beyond Inspect's interface
@@ -161,8 +160,18 @@ class WorldSandboxEnvironment(SandboxEnvironment):
         await self.world.restore(snapshot)
 
 
-def _as_inspects(error: FileAccessFailed) -> Exception:
-    if error.reason == "too_large":
-        error_of_inspect: Exception = OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
-        return error_of_inspect
-    return as_os_error(error)
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Translate into what Inspect tells a model, or takes for the end of a sandbox."""
+    try:
+        yield
+    except FileAccessFailed as error:
+        if error.reason == "too_large":
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None) from error
+        raise as_os_error(error) from error
+    except (UnknownUser, ForbiddenUser) as error:
+        raise SandboxUserUnsupportedError(str(error)) from error
+    except CommandRefused as error:  # its folder is missing
+        raise FileNotFoundError(str(error)) from error
+    except (WorldClosed, WorldDied) as error:
+        raise SandboxUnavailableError(str(error)) from error

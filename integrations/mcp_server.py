@@ -17,10 +17,11 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ramify import paths
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Change, MergeStrategy
 from ramify.integrations.errors import IntegrationError, UnknownWorld
-from ramify.integrations.world_access import read_file, write_file
+from ramify.integrations.world_access import merged_text, read_file, with_merged_output, write_file
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.http_guard import AccessPolicy, AccessRefusal, App, Guard, Headers, Keys
 from ramify.worlds.errors import WorldError
@@ -82,9 +83,9 @@ class WorldTools:
         """Run a bash command in a world. Standard output and error come together. A `cd` does not last: give `cwd`,
         relative to the world's tree."""
         one = await self._world(world)
-        result = await one.exec(["bash", "-c", "exec 2>&1; " + command], cwd=cwd, timeout=timeout_s)
+        result = await one.exec(with_merged_output(command), cwd=cwd, timeout=timeout_s)
         return {
-            "output": _shortened(result.stdout),
+            "output": _shortened(merged_text(result)),
             "exit_code": result.exit_code,
             "timed_out": result.timed_out,
         }
@@ -145,7 +146,7 @@ class WorldTools:
     async def world_delete(self, world: str) -> str:
         """End a world and delete its name. Its tagged snapshots stay."""
         one = await self._world(world)
-        del self._worlds[world]
+        self._worlds.pop(world, None)  # another call may delete it, too
         await one.close()
         await asyncio.to_thread(self._home.references.delete, Kind.WORLD, world)
         return f"deleted {world}"
@@ -161,7 +162,7 @@ class WorldTools:
             return self._worlds[name]
 
     def _allowed(self, folder: str) -> Path:
-        where = Path(folder).expanduser().resolve()
+        where = paths.expanded(folder).resolve()
         if not any(where.is_relative_to(allowed) for allowed in self._folders):
             allowed = ", ".join(str(one) for one in self._folders) or "none"
             raise IntegrationError(f"{folder} is not in a folder that this server may read (`--folder`): {allowed}")

@@ -17,7 +17,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.integrations.world_access import with_merged_output
+from ramify.integrations.world_access import merged_text, with_merged_output
+from ramify.sandboxes.errors import CommandRefused
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.tree_search.types import StepResult, Turn
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.blocking_home import shared_home
@@ -77,20 +79,18 @@ class WorldEnvironment:
         self.cleanup()
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Run `action["command"]` and return `output`, `returncode` and `exception_info`. Raises `Submitted` when the
-        command hands in the answer."""
+        """Run `action["command"]` and return `output`, `returncode` and `exception_info`: why a command could not be
+        started or was stopped. Raises `Submitted` when the command hands in the answer, and `WorldDied` and
+        `WorldClosed`, which no command of the agent can mend."""
         limit = timeout or self.config.timeout
         command = with_merged_output(action.get("command", ""), self.config.interpreter)
-        result = self.world.exec(command, env=self.config.env, cwd=cwd or self.config.cwd or None, timeout=limit)
-        output: dict[str, Any] = {
-            "output": result.stdout,
-            "returncode": -1 if result.timed_out else result.exit_code,
-            "exception_info": "",
-        }
+        try:
+            result = self.world.exec(command, env=self.config.env, cwd=cwd or self.config.cwd or None, timeout=limit)
+        except (CommandRefused, ValueError, TypeError) as error:
+            return _not_done("", type(error).__name__, str(error))
         if result.timed_out:
-            said = f"the command was stopped after {limit} seconds"
-            output["exception_info"] = f"An error occurred while executing the command: {said}"
-            output["extra"] = {"exception_type": "TimeoutExpired", "exception": said}
+            return _not_done(merged_text(result), "TimeoutExpired", f"the command was stopped after {limit} seconds")
+        output = {"output": merged_text(result), "returncode": result.exit_code, "exception_info": ""}
         _raise_if_submitted(output)
         return output
 
@@ -120,6 +120,15 @@ class WorldEnvironment:
     def restore(self, snapshot: str) -> None:
         """Go back to a snapshot: its id or its tag."""
         self.world.restore(snapshot)
+
+
+def _not_done(output: str, kind: str, said: str) -> dict[str, Any]:
+    return {
+        "output": output,
+        "returncode": -1,
+        "exception_info": f"An error occurred while executing the command: {said}",
+        "extra": {"exception_type": kind, "exception": said},
+    }
 
 
 def _raise_if_submitted(output: dict[str, Any]) -> None:
@@ -232,7 +241,12 @@ class AgentTurns:
             agent.add_messages({"role": "exit", "content": "RepeatedFormatError", "extra": extra})
 
     async def fork(self, n: int) -> list[AgentTurns]:
-        forks = await asyncio.to_thread(self.environment.fork, n)
+        making = asyncio.ensure_future(asyncio.to_thread(self.environment.fork, n))
+        try:
+            forks = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await finish_before_cancelling(_clean_up(making))  # nobody can stop the thread, or has its forks
+            raise
         return [type(self)(self._copy(fork)) for fork in forks]
 
     async def close(self) -> None:
@@ -253,6 +267,13 @@ class AgentTurns:
         agent.extra_template_vars = dict(self.agent.extra_template_vars)
         agent.env = environment
         return agent
+
+
+async def _clean_up(making: asyncio.Future[list[WorldEnvironment]]) -> None:
+    await asyncio.wait([making])
+    if making.exception() is None:
+        for fork in making.result():
+            await asyncio.to_thread(fork.cleanup)
 
 
 async def propose(environment: AgentTurns, history: Sequence[Turn[Answer]], n: int) -> list[Answer]:

@@ -126,7 +126,7 @@ class WorldProvider:
         try:
             where = cwd or held.workdir
             result = await held.world.exec(command, cwd=where, env=env, timeout=timeout_s, user=user)
-        except (WorldClosed, WorldDied, CommandRefused) as error:
+        except (WorldClosed, WorldDied, CommandRefused, ValueError) as error:
             return SandboxExecResult(None, str(error), NOT_RUN, error_type="sandbox")
         if result.timed_out:
             told = f"{result.stderr}\nthe command was stopped after {timeout_s} seconds".lstrip()

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from ramify.integrations.errors import FileAccessFailed, NotStarted
 from ramify.integrations.world_access import pack, read_file, unpack, write_file
 from ramify.worlds.errors import WorldNotFound
+from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind
 from ramify.worlds.world import World
@@ -40,7 +41,7 @@ try:
     from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandboxClientOptions
     from agents.sandbox.session.workspace_payloads import coerce_write_payload
     from agents.sandbox.snapshot import SnapshotBase
-    from agents.sandbox.types import ExecResult, User
+    from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
     from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tarfile
 except ImportError as error:
     raise ImportError(
@@ -54,12 +55,13 @@ _IN_MEMORY = 8 << 20  # bytes of an archive before it goes to a temporary file
 
 class WorldSandboxOptions(BaseSandboxClientOptions):
     """Where a session's world comes from. `folder`, `snapshot`, `image`, `sandbox`, `home`: as
-    `ramify.World.create`."""
+    `ramify.World.create`. exposed_ports: ports inside that `resolve_exposed_port` may be asked for."""
 
     type: Literal["ramify"] = "ramify"
     folder: str | None = None
     snapshot: str | None = None
     image: str | None = None
+    exposed_ports: tuple[int, ...] = ()
     sandbox: str | None = None
     home: str | None = None
 
@@ -79,6 +81,7 @@ class WorldSession(BaseSandboxSession):
         self.state = state
         self._world: World | None = None
         self._held = AsyncExitStack()
+        self._exposed: dict[int, ExposedPort] = {}
 
     @property
     def world(self) -> World:
@@ -108,6 +111,7 @@ class WorldSession(BaseSandboxSession):
 
     async def _after_shutdown(self) -> None:
         world, self._world = self._world, None
+        self._exposed.clear()
         if world is not None:
             await world.close()
         await self._held.aclose()
@@ -125,6 +129,12 @@ class WorldSession(BaseSandboxSession):
         if result.timed_out:
             raise ExecTimeoutError(command=command, timeout_s=timeout, cause=None)
         return ExecResult(stdout=result.stdout_bytes, stderr=result.stderr_bytes, exit_code=result.exit_code)
+
+    async def _resolve_exposed_port(self, port: int) -> ExposedPortEndpoint:
+        """The address of this machine that reaches the port, until the session ends."""
+        if port not in self._exposed:
+            self._exposed[port] = await self._held.enter_async_context(self.world.expose(port))
+        return ExposedPortEndpoint("127.0.0.1", self._exposed[port].port)
 
     async def read(self, path: Path, *, user: str | User | None = None) -> io.IOBase:
         if user is not None:
@@ -216,6 +226,7 @@ class WorldSandboxClient(BaseSandboxClient[WorldSandboxOptions | None]):
             snapshot=resolve_snapshot(snapshot, str(session)),
             world=f"openai-agents-{session.hex[:12]}",
             options=options,
+            exposed_ports=options.exposed_ports,
         )
         return self._wrap_session(WorldSession(state), instrumentation=self._instrumentation)
 

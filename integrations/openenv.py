@@ -35,6 +35,7 @@ PORT = 8000
 
 _LOG = "/tmp/openenv-server.log"
 _POLL_S = 0.05
+_NOT_STARTED = 126
 
 
 class WorldProvider(ContainerProvider):
@@ -269,7 +270,7 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
                     "observations named"
                 )
             _keep(known)
-        self.world.restore(snapshot or self._start)
+        self.world.restore(snapshot or self.__dict__.get("_start", ""))  # without one it was closed, which is told
         self._state = State(episode_id=episode_id or str(uuid.uuid4()))
         self._reset_rubric()
         return self._seen(CommandObservation())
@@ -277,9 +278,13 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
     def step(self, action: CommandAction, timeout_s: float | None = None, **kwargs: Any) -> CommandObservation:
         self._state.step_count += 1
         limit = timeout_s or self._timeout_s
-        result = self.world.run(f"eval {shlex.quote(action.command)} 2>&1", timeout=limit)
-        told = f"\nthe command was stopped after {limit} seconds" if result.timed_out else ""
-        observation = CommandObservation(output=result.stdout + told, exit_code=result.exit_code)
+        try:
+            result = self.world.run(f"eval {shlex.quote(action.command)} 2>&1", timeout=limit)
+        except ValueError as error:  # a command that no shell can be given: the client reads it
+            observation = CommandObservation(output=str(error), exit_code=_NOT_STARTED)
+        else:
+            told = f"\nthe command was stopped after {limit} seconds" if result.timed_out else ""
+            observation = CommandObservation(output=result.stdout + told, exit_code=result.exit_code)
         if action.keep:
             observation.snapshot = self.snapshot()
         observation.reward = self._apply_rubric(action, observation)

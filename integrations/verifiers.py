@@ -335,5 +335,5 @@ def _framework(routes: Sequence[str]) -> list[str]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except (WorldError, RamifySandboxError, ForkEngineError, ImagesError) as error:
+    except (WorldError, RamifySandboxError, ForkEngineError, ImagesError, ValueError) as error:
         raise SandboxError(str(error)) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ramify.integrations.errors import FileAccessFailed
+from ramify.sandboxes.contract import RunResult, why_no_argument
 from ramify.worlds.errors import PathRefused
 from ramify.worlds.world import World
 
@@ -20,14 +21,16 @@ _IN_MEMORY = 8 << 20  # bytes of an archive before it goes to a temporary file
 _READ = """
 [ -d "$1" ] && exit 21
 [ -e "$1" ] || exit 2
+[ -f "$1" ] || exit 22
 [ -r "$1" ] || exit 13
 [ "$(stat -L -c %s -- "$1")" -le "$2" ] || exit 27
-exec cat -- "$1"
+exec head -c "$(($2 + 1))" -- "$1"  # files of /proc have no size
 """
 _WRITE = """
+export LC_ALL=C
 [ -d "$1" ] && exit 21
-mkdir -p -- "$(dirname -- "$1")" || exit 13
-cat > "$1" || exit 13
+[ ! -e "$1" ] || [ -f "$1" ] || [ -c "$1" ] || exit 22
+mkdir -p -- "$(dirname -- "$1")" && cat > "$1" || exit 1
 """
 _PACK = """
 [ -e "$1" ] || exit 2
@@ -36,15 +39,25 @@ folder=$1; shift
 exec tar -C "$folder" "$@" -cf - .
 """
 _UNPACK = """
-mkdir -p -- "$1" || exit 13
+export LC_ALL=C
+mkdir -p -- "$1" || exit 1
 exec tar -C "$1" -o -xf -
 """
-_REASONS = {2: "missing", 13: "permission", 20: "not_folder", 21: "folder", 27: "too_large"}
+_TOO_LARGE = 27
+_REASONS = {2: "missing", 13: "permission", 20: "not_folder", 21: "folder", 22: "special", _TOO_LARGE: "too_large"}
+_OF_MESSAGES = {
+    "Permission denied": "permission",
+    "Operation not permitted": "permission",
+    "Read-only file system": "permission",
+    "Not a directory": "not_folder",
+    "File exists": "not_folder",  # `mkdir -p` where a file is
+}
 _SAID = {
     "missing": "no such file in the world",
     "permission": "the world does not allow it",
     "folder": "it is a directory",
     "not_folder": "it is no directory",
+    "special": "it is a FIFO, a socket or a device",
     "too_large": "the file is too large",
     "other": "the command failed",
 }
@@ -60,25 +73,33 @@ def merged(words: Sequence[str]) -> list[str]:
     return ["bash", "-c", 'exec 2>&1; exec "$@"', "bash", *words]
 
 
+def merged_text(result: RunResult) -> str:
+    """The output of a command with merged outputs, and what was said where it could not be started."""
+    return result.stdout + result.stderr
+
+
 async def read_file(world: World, path: str, *, most: int = MOST_READ) -> bytes:
     """Return a file's bytes. A relative path starts where commands start; an absolute one may be anywhere inside the
     world. Raises `FileAccessFailed`."""
+    _check_path("read", path)
     if _is_in_tree(world, path):
         try:
             return await world.read(str(world.workdir / path), most=most)
         except PathRefused:
             pass  # a link, a device, or missing: inside the world, where links lead nowhere else, tell which
-    result = await world.exec(["bash", "-c", _READ, "bash", path, str(most)])
-    if result.truncated:
-        raise FileAccessFailed(f"cannot read {path}: {_SAID['too_large']}", "too_large")
-    _check(result.exit_code, "read", path)
-    return result.stdout_bytes
+    async with world.start(["bash", "-c", _READ, "bash", path, str(most)]) as process:
+        process.stdout.collect(most)  # more than `exec` keeps
+        process.stderr.collect(4096)
+        code, data = await process.wait(), await process.stdout.collected()
+    _check(_TOO_LARGE if process.stdout.truncated else code, "read", path)
+    return data
 
 
 async def write_file(world: World, path: str, data: bytes) -> None:
     """Write a file, and make the folders above it. Paths are as for `read_file`. Raises `FileAccessFailed`."""
+    _check_path("write", path)
     result = await world.exec(["bash", "-c", _WRITE, "bash", path], stdin=data)
-    _check(result.exit_code, "write", path)
+    _check(result.exit_code, "write", path, result.stderr)
 
 
 async def upload(world: World, source: Path, target: str) -> None:
@@ -89,6 +110,8 @@ async def upload(world: World, source: Path, target: str) -> None:
             await asyncio.to_thread(_pack_here, source, archive)
             await unpack(world, target, archive)
         return
+    if source.exists() and not source.is_file():
+        raise FileAccessFailed(f"cannot upload {source}: {_SAID['special']}", "special")
     await write_file(world, target, await asyncio.to_thread(source.read_bytes))
     if source.stat().st_mode & 0o111:
         await world.exec(["chmod", "+x", "--", target], check=True)
@@ -154,8 +177,14 @@ def _is_in_tree(world: World, path: str) -> bool:
     return ".." not in given.parts and given.is_relative_to(str(world.mount_at))
 
 
+def _check_path(act: str, path: str) -> None:
+    if why := why_no_argument(path):
+        raise FileAccessFailed(f"cannot {act} {path!a}: it has {why}", "no_path")
+
+
 def _check(exit_code: int, act: str, path: str, said: str = "") -> None:
     if exit_code:
-        reason = _REASONS.get(exit_code, "other")
+        known = (reason for told, reason in _OF_MESSAGES.items() if told in said)
+        reason = _REASONS.get(exit_code) or next(known, "other")
         told = said.strip()[-500:] if reason == "other" else ""
         raise FileAccessFailed(f"cannot {act} {path}: {told or _SAID[reason]}", reason)

@@ -148,7 +148,19 @@ def is_variable(name: object, value: object) -> bool:
     """Whether a process can have this variable."""
     if not isinstance(name, str) or not isinstance(value, str):
         return False
-    return bool(name) and "=" not in name and "\0" not in name + value
+    return bool(name) and "=" not in name and not why_no_argument(name + value)
+
+
+def why_no_argument(text: str) -> str:
+    """Why a process cannot be given this text; "" if it can. What stands for a byte that is no UTF-8, as in the names
+    of files, is that byte again."""
+    if "\0" in text:
+        return "a NUL byte"
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        return f"half of a surrogate pair, {text[error.start]!a}, which no encoding has"
+    return ""
 
 
 def required_features(spec: WorldSpec) -> Iterator[Feature]:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from ramify.sandboxes.contract import Limit, RunResult, is_variable
+from ramify.sandboxes.contract import Limit, RunResult, is_variable, why_no_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Command:
         for text in (self.script or "", *self.words, self.cwd, self.user):
             if not isinstance(text, str):
                 raise TypeError(f"a command consists of texts, and {text!r} is a {type(text).__name__}: use str()")
-            if "\0" in text:
-                raise ValueError("a command cannot contain a NUL byte: pass such data by stdin")
+            if why := why_no_argument(text):
+                raise ValueError(f"a command cannot contain {why}: pass such data by stdin")
         if self.words and not self.words[0]:
             raise ValueError("the first word of a command names its program: it is empty")
         for name, value in self.env.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
 
 from ramify.tree_search.errors import NoScore
 from ramify.tree_search.types import E, HistoryKeyed, Keyed, Node, Policy, Score, StepResult, Stopped, Turn
+
+T = TypeVar("T")
 
 
 class Expansion(Generic[E]):
@@ -33,6 +35,7 @@ class Expansion(Generic[E]):
         self.errors: list[Exception] = []
         self.stopped = Stopped.COMPLETE
         self.best: Node[E] | None = None
+        self._goal_reached = asyncio.Event()
         self._policy, self._score = policy, score
         self._slots = asyncio.Semaphore(concurrency)
         self._repeat, self._same, self._goal = repeat, same, goal
@@ -69,8 +72,12 @@ class Expansion(Generic[E]):
         return await self.try_actions(node, await self.propose(node, n), new_only=new_only)
 
     async def propose(self, node: Node[E], n: int) -> list[Any]:
-        """Up to `n` next actions at a node, equal ones once."""
-        given = list(await self._policy(node.environment, node.history, n))[:n]
+        """Up to `n` next actions at a node, equal ones once; none if the search ends before the policy answers."""
+        asking = asyncio.ensure_future(self._policy(node.environment, node.history, n))
+        try:
+            given = [action for answer in await self._until_end([asking]) for action in answer][:n]
+        finally:
+            await _cancel([asking])
         if self._repeat:
             return given
         actions: list[Any] = []
@@ -92,7 +99,7 @@ class Expansion(Generic[E]):
             for child, action in zip(children, actions, strict=True)
         ]
         try:
-            kept = [child for child in await self._until_deadline(tasks) if child is not None]
+            kept = [child for child in await self._until_end(tasks) if child is not None]
         finally:
             await _cancel(tasks)
             lost = [child for child, task in zip(children, tasks, strict=True) if task.cancelled()]
@@ -115,12 +122,18 @@ class Expansion(Generic[E]):
             self._open.discard(node)
             await node.environment.close()
 
-    async def _until_deadline(self, tasks: Sequence[asyncio.Task[Node[E] | None]]) -> list[Node[E] | None]:
+    async def _until_end(self, tasks: Sequence[asyncio.Future[T]]) -> list[T]:
+        """The results of the tasks that end before the deadline, and before a state reaches the goal."""
         left = None if self._ends_at is None else max(self._ends_at - self._clock(), 0)
-        done, late = await asyncio.wait(tasks, timeout=left)
-        if late and self.stopped is Stopped.COMPLETE:
+        all_of_them = asyncio.ensure_future(asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))
+        goal = asyncio.ensure_future(self._goal_reached.wait())
+        try:
+            over, _ = await asyncio.wait([all_of_them, goal], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel([all_of_them, goal])
+        if not over and self.stopped is Stopped.COMPLETE:
             self.stopped = Stopped.DEADLINE
-        return [task.result() for task in tasks if task in done]
+        return [task.result() for task in tasks if task.done()]
 
     async def _step(self, node: Node[E], action: Any, new_only: bool) -> Node[E] | None:
         async with self._slots:
@@ -133,13 +146,14 @@ class Expansion(Generic[E]):
                 node.history = (*node.history, Turn(action, result))
                 node.done = result.done
                 node.score = await self._value(node, result)
+                known = new_only and await self._is_known(node)
             except NoScore:
                 raise
             except Exception as error:  # noqa: BLE001  one bad turn is a dead end, not the end of the search
                 self.errors.append(error)
                 await self.close(node)
                 return None
-        if new_only and await self._is_known(node):
+        if known:
             self.merged += 1
             await self.close(node)
             return None
@@ -177,6 +191,7 @@ class Expansion(Generic[E]):
                 await self.close(before)
         if self._goal is not None and node.done and node.score >= self._goal and not self.ended:
             self.stopped = Stopped.GOAL
+            self._goal_reached.set()
 
 
 def _said(environment: object, history: Sequence[Turn[Any]]) -> Hashable:
@@ -184,7 +199,16 @@ def _said(environment: object, history: Sequence[Turn[Any]]) -> Hashable:
     return environment.history_key(history) if isinstance(environment, HistoryKeyed) else repr(history)
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def together(*works: Awaitable[T]) -> list[T]:
+    """Await all. If one raises, the others are cancelled and awaited first: nothing of a search outlives it."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ramify.tree_search.errors import NothingProposed, SearchError
-from ramify.tree_search.expansion import Expansion
+from ramify.tree_search.expansion import Expansion, together
 from ramify.tree_search.types import E, Node, Policy, Score, SearchResult, Turn
 
 
@@ -28,7 +28,7 @@ class BestOf:
 
     async def run(self, expansion: Expansion[E], width: int, depth: int) -> None:
         first = await expansion.expand(expansion.root, width)
-        await asyncio.gather(*(walk(expansion, node, depth) for node in first))
+        await together(*(walk(expansion, node, depth) for node in first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Beam:
     async def run(self, expansion: Expansion[E], width: int, depth: int) -> None:
         level = [expansion.root]
         while level and level[0].depth < depth and not expansion.ended:
-            grown = await asyncio.gather(*(expansion.expand(node, width) for node in level))
-            await asyncio.gather(*(expansion.close(node) for node in level))
+            grown = await together(*(expansion.expand(node, width) for node in level))
+            await together(*(expansion.close(node) for node in level))
             found = sorted((node for nodes in grown for node in nodes if not node.done), key=_rank, reverse=True)
             ended = [node for nodes in grown for node in nodes if node.done]
             level = found[: self.keep]
-            await asyncio.gather(*(expansion.close(node) for node in [*found[self.keep :], *ended]))
+            await together(*(expansion.close(node) for node in [*found[self.keep :], *ended]))
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class MCTS:
                 if expansion.ended or not await self._simulate(expansion, width, depth):
                     return
 
-        await asyncio.gather(*(simulate() for _ in range(self.parallel)))
+        await together(*(simulate() for _ in range(self.parallel)))
 
     async def _simulate(self, expansion: Expansion[E], width: int, depth: int) -> bool:
         """One simulation. False if the tree is exhausted."""
@@ -173,8 +173,8 @@ async def search(
     width: actions tried at a state. depth: the longest history, in turns.
     method: `Beam()` (default), `BestOf()` or `MCTS()`.
     score: the value of a state, where a step's result has none. Higher is better.
-    goal: stop when a finished state has this score.
-    deadline_s: seconds; the best state so far is then the result, and steps under way are cancelled.
+    goal: stop when a finished state has this score; what is under way is cancelled.
+    deadline_s: seconds; the best state so far is then the result, and what is under way is cancelled.
     concurrency: steps at a time.
     repeat: try an action again that was tried at the same state; for environments with chance in them.
     same: what of a history counts when two states are compared, besides the environment's own `state_key`. By default

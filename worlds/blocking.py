@@ -16,6 +16,7 @@ from ramify.sandboxes.contract import KeptReady, RunResult
 from ramify.sandboxes.egress.connection_log import Connection
 from ramify.worlds.blocking_home import SyncWorldHome
 from ramify.worlds.blocking_processes import SyncProcess, SyncShell, SyncTerminal
+from ramify.worlds.errors import WorldClosed
 from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.home import WorldHome
 from ramify.worlds.opening import Opening
@@ -36,7 +37,7 @@ class SyncWorld:
     ) -> None:
         """Use `create`, `open` or `fork` instead."""
         self._world = world
-        self._portal = portal
+        self._loop = portal
         self._owned = owned
         self._closed = False
 
@@ -79,11 +80,19 @@ class SyncWorld:
             return
         self._closed = True
         try:
-            self._portal.call(self._world.close)
+            if self._world.is_open:
+                self._loop.call(self._world.close)
         finally:
             if self._owned is not None:
                 owned, self._owned = self._owned, None
                 owned.__exit__(None, None, None)
+
+    @property
+    def _portal(self) -> BlockingPortal:
+        """Raises `WorldClosed`: the event loop ends with the world, or with the home that it is in."""
+        if not self._world.is_open:
+            raise WorldClosed("the world, or the home that it is in, was closed: open or create another one")
+        return self._loop
 
     @property
     def world(self) -> World:

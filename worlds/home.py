@@ -79,6 +79,11 @@ class WorldHome:
         self._open = False
         await self._stack.aclose()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether worlds of it can live, in this process."""
+        return self._open and os.getpid() == self._owner
+
     def used(self) -> None:
         """Another world keeps this home open. Only for a home that a world opened by itself."""
         self._users += 1
@@ -91,7 +96,7 @@ class WorldHome:
 
     async def backend(self) -> Backend:
         """The backend, started at the first call. Raises `BackendUnavailable`, and `WorldClosed`."""
-        if not self._open or os.getpid() != self._owner:
+        if not self.is_open:
             raise WorldClosed("the home of these worlds was closed, or belongs to another process: open it again")
         async with self._lock:
             if self._backend is None:
@@ -127,7 +132,7 @@ class WorldHome:
         system, or with the docker backend a name without a prefix that no image here has. Raises `ImagesError`."""
         if not str(name):
             raise BadReference("'' names no image: write NAME, NAME:TAG, oci:FOLDER or a path")
-        path = Path(name).expanduser()
+        path = paths.expanded(name)
         if isinstance(name, Path) or path.exists():
             return await self.images.pull(str(name)) if is_image_file(path) else None
         try:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from ramify import paths
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
@@ -123,7 +124,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         """
         if folder is not None and snapshot is not None:
             raise WorldError("a world is made from a folder or from a snapshot: name one of them")
-        where = None if folder is None else Path(folder).expanduser().resolve()
+        where = None if folder is None else paths.expanded(folder).resolve()
         allowed = None if egress is None else Egress.of(egress)
 
         def spec_over(under: str | Path | None) -> WorldSpec:
@@ -281,6 +282,11 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         """Where the tree stands inside."""
         return self._spec.mount_at
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: neither it nor its home was closed, and it is this process's."""
+        return not self._closed and os.getpid() == self._owner and self._home.is_open
+
     async def foresee_forks(self, n: int) -> KeptReady:
         """Say that `n` forks of the state of now are about to be made, for example once a model has answered: their
         shells are started meanwhile, as far as memory allows. They are used if the world is not changed before.
@@ -355,6 +361,6 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         return made
 
     def _alive(self) -> contract.World:
-        if self._closed or os.getpid() != self._owner:
+        if not self.is_open:
             raise WorldClosed("the world was closed, or belongs to another process: open or create one here")
         return self._live

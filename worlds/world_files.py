@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from ramify.sandboxes import contract
-from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.contract import WorldSpec, why_no_argument
 from ramify.worlds import files
 from ramify.worlds.errors import PathRefused
 
@@ -53,8 +53,8 @@ class WorldFiles(ABC):
         await asyncio.to_thread(files.download, self._alive().path, self._relative(source), Path(target))
 
     def _relative(self, path: str | Path) -> str:
-        if "\0" in str(path):
-            raise PathRefused(f"{path!r} is no path: it has a NUL byte")
+        if why := why_no_argument(str(path)):
+            raise PathRefused(f"{path!a} is no path: it has {why}")
         given = Path(path)
         if given.is_absolute():
             if not given.is_relative_to(self._spec.mount_at):

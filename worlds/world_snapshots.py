@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ramify import paths
 from ramify.fork_engine.gc_pins import Ground
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
 from ramify.sandboxes import contract
@@ -177,7 +178,7 @@ class WorldSnapshots(ABC):
         `withheld` names the rest.
         """
         now = await self.snapshot()
-        target = Path(folder).expanduser()
+        target = paths.expanded(folder)
         checkout = partial(self._home.store.checkout, now, target, force=force, active_files=active_files)
         return await asyncio.to_thread(checkout)
 

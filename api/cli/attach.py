@@ -23,6 +23,26 @@ CHUNK = 1 << 16
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
+async def until_told_to_end(work: Awaitable[int]) -> int:
+    """Await an exit code. If we are told to end (SIGTERM, SIGHUP), the work is cancelled, and the code is that of the
+    signal: so what a world changed is stored all the same."""
+    loop, told = asyncio.get_running_loop(), list[signal.Signals]()
+    working = asyncio.ensure_future(work)
+
+    def end(number: signal.Signals) -> None:
+        told.append(number)
+        working.cancel()
+
+    for number in ENDING:
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return 128 + told[0]
+
+
 async def pass_through(process: Process, *, stdin: bool) -> int:
     """Pass the output of a process on as it comes, to its own stream each, and our input to it; its exit code."""
     if stdin:
@@ -34,11 +54,10 @@ async def pass_through(process: Process, *, stdin: bool) -> int:
 async def interact(terminal: Terminal) -> int:
     """Connect our terminal with one in a world until its command ends; the exit code.
 
-    Every key goes inside, Ctrl-C, Ctrl-D and Ctrl-Z too. Our terminal is as before afterwards, also if we are told to
-    end (SIGTERM, SIGHUP).
+    Every key goes inside, Ctrl-C, Ctrl-D and Ctrl-Z too. Our terminal is as before afterwards, also if this is
+    cancelled.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
+    loop = asyncio.get_running_loop()
 
     def follow_size() -> None:
         with suppress(OSError, ValueError):  # our terminal is gone, or has no size
@@ -46,8 +65,6 @@ async def interact(terminal: Terminal) -> int:
             terminal.resize(size.lines, size.columns)
 
     with _raw(0):
-        for number in ENDING:
-            loop.add_signal_handler(number, task.cancel)
         loop.add_signal_handler(signal.SIGWINCH, follow_size)
         try:
             follow_size()
@@ -55,8 +72,7 @@ async def interact(terminal: Terminal) -> int:
             await _copy(terminal, 1)
             return await terminal.wait()
         finally:
-            for number in (*ENDING, signal.SIGWINCH):
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(signal.SIGWINCH)
 
 
 def terminal_size() -> tuple[int, int]:

@@ -149,6 +149,17 @@ def change_lines(changes: list[Change]) -> list[str]:
     return [f"{letters[change.kind.value]} {quoted_path(change.path)}" for change in changes]
 
 
+def outside_lines(between: StateDiff, most: int) -> list[str]:
+    """A line per path outside the workspace, as `change_lines`, for the first `most`; a line says how many more."""
+    lines = [f"outside: {one}" for one in change_lines(list(between.outside[:most]))]
+    more = len(between.outside) - most
+    return (
+        [*lines, f"outside: and {count(more, 'more path')}; `ramify diff --name-only` lists all"]
+        if more > 0
+        else lines
+    )
+
+
 def variable_lines(between: StateDiff) -> list[str]:
     """A line per environment variable that differs, and one for the folder."""
     lines = [

@@ -55,6 +55,12 @@ class StateDiff:
         return tuple(self.snapshots.changes(self.before, self.after))
 
     @cached_property
+    def outside(self) -> tuple[Change, ...]:
+        """Changes outside the workspace, with absolute paths, sorted by path. Their contents are not compared: an
+        installed package may be thousands of files. Raises as `files`."""
+        return tuple(self.snapshots.outside_changes(self.before, self.after))
+
+    @cached_property
     def patches(self) -> tuple[FilePatch, ...]:
         from ramify.inspect.patch import patches
 

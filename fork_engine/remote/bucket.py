@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ramify import paths
 from ramify.fork_engine.errors import ClockOff, CredentialsRefused, RemoteError, RemoteObjectMissing, RemoteUnusable
 from ramify.fork_engine.filesystem.file_content import sync_file_system
 from ramify.fork_engine.store_folder import open_folder
@@ -183,7 +184,7 @@ def normalised(url: str | Path) -> tuple[str, Path | None]:
     """Return the address as a URL without a trailing slash, and the folder if it is a local one."""
     text = str(url)
     if isinstance(url, Path) or "://" not in text:
-        folder = Path(url).expanduser().absolute()
+        folder = paths.expanded(url).absolute()
         return folder.as_uri(), folder
     parts = urlsplit(text)
     kind = SCHEMES.get(parts.scheme)

@@ -13,6 +13,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ramify import paths
 from ramify.compiler.plan import OpId, OpKind, StagePlan
 from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, VolatileGlobs
 from ramify.fork_engine.store import SnapshotStore
@@ -158,7 +159,7 @@ class RecordedEstimates:
     def on(self, workspace: str | Path | None) -> RecordedEstimates:
         """Return the same estimates, for runs that begin with the files of that folder."""
         same = copy(self)
-        same._workspace = None if workspace is None else Path(workspace).expanduser()
+        same._workspace = None if workspace is None else paths.expanded(workspace)
         return same
 
     def step_s(self, step: str) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ramify import paths
 from ramify.compiler.plan import Plan
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
@@ -99,7 +100,7 @@ async def begun(services: Services, launch: Launch) -> AsyncIterator[NewRun]:
 
 async def _new_run(services: Services, launch: Launch) -> NewRun:
     args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
-    workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
+    workspace = paths.expanded(launch.workspace).resolve() if launch.workspace else None
     imported = await _imported(services, workspace)
     base = imported.snapshot
     now = services.clock()

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ramify import paths
 from ramify.runtime.errors import RunError, TargetBroken, TargetNotFound
 
 _targets: set[str] = set()
@@ -107,7 +108,7 @@ def _dotted(file: Path) -> tuple[Path, str]:
 
 
 def _load_file(path: Path) -> ModuleType:
-    file = path.expanduser().resolve()
+    file = paths.expanded(path).resolve()
     if not file.is_file():
         raise TargetNotFound(f"{path}: {'a folder, not a file' if file.is_dir() else 'no such file'}")
     main = sys.modules["__main__"]

@@ -159,7 +159,8 @@ def _execute(program: str, words: list[str], env: Mapping[str, str], bash: str) 
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:
-            denied = error
+            if os.access(path, os.F_OK):  # else the folder may not be read, which a shell passes over, too
+                denied = error
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise

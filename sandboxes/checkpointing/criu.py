@@ -20,7 +20,7 @@ COMMAND = "command.json"
 def folder() -> Path:
     """$RAMIFY_CRIU, else `criu` in Ramify's home."""
     named = os.environ.get("RAMIFY_CRIU")
-    return Path(named).expanduser().absolute() if named else paths.home() / "criu"
+    return paths.expanded(named).absolute() if named else paths.home() / "criu"
 
 
 def command() -> tuple[str, ...]:

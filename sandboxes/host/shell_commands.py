@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from ramify.sandboxes.agent.shell_report import NAME
-from ramify.sandboxes.contract import check_seconds, is_variable
+from ramify.sandboxes.contract import check_seconds, is_variable, why_no_argument
 
 
 def as_text(command: str | Sequence[str]) -> str:
@@ -26,8 +26,8 @@ def check_command(
     text: str, env: Mapping[str, str] | None = None, cwd: str | None = None, timeout: float | None = None
 ) -> None:
     """Raise `ValueError` for what no shell can execute."""
-    if "\0" in text + (cwd or ""):
-        raise ValueError("a command cannot contain a NUL byte: pass such data by stdin")
+    if why := why_no_argument(text + (cwd or "")):
+        raise ValueError(f"a command cannot contain {why}: pass such data by stdin")
     for name, value in (env or {}).items():
         if not is_variable(name, value) or not NAME.fullmatch(name):
             raise ValueError(f"not an environment variable that bash can set for one command: {name!r}")

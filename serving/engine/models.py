@@ -78,7 +78,7 @@ def named(home: Path, name: str, *, hub: bool = False) -> Path | str:
     id on the Hugging Face hub, which the engine fetches. Raises ModelMissing."""
     if name in KNOWN:
         return locate(home, name)
-    path = Path(name).expanduser()
+    path = paths.expanded(name)
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path.absolute()
     if hub and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):

@@ -14,12 +14,39 @@ import pytest
 
 import ramify
 from ramify import Runtime, paths
+from ramify.fork_engine.errors import WorkspaceError
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
+from ramify.images.errors import ImagesError
 from ramify.runtime.store import RunStore
 from ramify.serving.engine import models
 from ramify.serving.errors import ServingError
 from ramify.worlds.home import WorldHome
+from ramify.worlds.world import World
+
+
+def test_a_tilde_is_read_as_a_shell_reads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert paths.expanded("~/x") == tmp_path / "x"
+    assert paths.home("~no-user-of-this-name/x") == tmp_path / "~no-user-of-this-name" / "x"
+
+
+async def test_a_tilde_of_nobody_is_a_folder_that_is_missing(home: Path) -> None:
+    async with WorldHome(home, "copy") as opened:
+        with pytest.raises(WorkspaceError, match="~no-user"):
+            await World.create("~no-user-of-this-name/x", home=opened)
+        with pytest.raises(ImagesError):
+            await opened.images.pull("oci:~no-user-of-this-name/x")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAMIFY_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert paths.of_user() is None
+    with pytest.raises(FileNotFoundError, match="RAMIFY_HOME"):
+        paths.home()
 
 
 @pytest.fixture(params=[0, 0o077], ids=["0", "077"])

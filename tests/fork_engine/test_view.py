@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.types import Entry, EntryKind
-from ramify.fork_engine.view import HostOverlayView, View, differing, layer_between
+from ramify.fork_engine.view import HostOverlayView, View, changes_over_host, differing, layer_between
 from tests.samples import sample
 
 TOP = Entry(EntryKind.DIR, 0o755)
@@ -111,3 +111,25 @@ def test_hard_links_move_to_the_next_path_when_the_first_is_removed() -> None:
     assert [view[p].link for p in "abc"] == ["", "", "b"]
     view = view.stacked(Manifest({"b": Entry(EntryKind.WHITEOUT)}, TOP))
     assert [view[p].link for p in "ac"] == ["", ""]
+
+
+def test_changes_over_the_host_tell_files_and_not_the_folders_that_lead_to_them() -> None:
+    def layer(**entries: Entry) -> Manifest:
+        folders = {"home": TOP, "home/me": TOP}
+        files = {f"home/me/{name}": entry for name, entry in entries.items()}
+        return Manifest({**folders, **files}, TOP)
+
+    def file(digest: str) -> Entry:
+        return Entry(EntryKind.FILE, 0o644, digest=digest)
+
+    gone = Entry(EntryKind.WHITEOUT)
+    before = HostOverlayView().stacked(layer(old=file("1"), later=file("1"), back=gone))
+    after = before.stacked(layer(old=file("2"), later=gone, back=file("1"), new=file("1"), hosts=gone))
+    told = [(one.path.removeprefix("home/me/"), one.kind.value) for one in changes_over_host(before, after)]
+    assert told == [
+        ("back", "added"),
+        ("hosts", "removed"),
+        ("later", "removed"),
+        ("new", "added"),
+        ("old", "modified"),
+    ]

@@ -9,6 +9,7 @@ from story import op, story
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
+from ramify.inspect.facts import outside_lines
 from ramify.inspect.history import History
 from ramify.inspect.state import MISSING, StateDiff, Variable, changed_channels, state_at
 from ramify.runtime.records import ROOT, EffectRecord, EffectStatus
@@ -38,6 +39,27 @@ def test_changed_environment_variables(snapshots: SnapshotStore, empty: Snapshot
     )
     assert between.moved
     assert StateDiff(snapshots, before, before).variables == ()
+
+
+def test_changes_outside_the_workspace_are_named_and_bounded(
+    snapshots: SnapshotStore, empty: Snapshot, tmp_path: Path
+) -> None:
+    upper, outside = tmp_path / "upper", tmp_path / "outside"
+    upper.mkdir()
+    for name in ("home/me/one", "home/me/two", "tmp/scratch", "home/me/.cache/pip"):
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).write_text(name)
+    after = snapshots.seal_upper(upper, empty, env={}, env_unset=(), cwd="", outside=outside, move=False)
+    between = StateDiff(snapshots, empty, after)
+    assert [(one.path, one.kind.value) for one in between.outside] == [
+        ("/home/me/one", "added"),
+        ("/home/me/two", "added"),
+    ]
+    assert (between.files, between.patches) == ((), ())
+    assert outside_lines(between, 2) == ["outside: A /home/me/one", "outside: A /home/me/two"]
+    first, more = outside_lines(between, 1)
+    assert first == "outside: A /home/me/one" and "1 more path;" in more
+    assert StateDiff(snapshots, after, after).outside == ()
 
 
 def test_state_has_the_moments_since_the_previous_checkpoint(

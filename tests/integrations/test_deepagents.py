@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def test_a_command_that_takes_too_long_is_stopped(backend: WorldBackend) -> None
     assert told.exit_code == 124 and told.output.startswith("begun\n") and "stopped after 1" in told.output
 
 
+def test_what_a_model_writes_and_no_world_can_do_is_told(backend: WorldBackend) -> None:
+    told = backend.execute("echo a\0b")
+    assert told.exit_code == 126 and "NUL" in told.output
+    assert [one.error for one in backend.upload_files([("a\0b", b""), ("fine", b"")])] == ["invalid_path", None]
+    assert [one.error for one in backend.download_files(["\ud800", "fine"])] == ["invalid_path", None]
+
+
 def test_fork_and_restore(backend: WorldBackend) -> None:
     kept = backend.snapshot()
     (fork,) = backend.fork()
@@ -62,3 +70,10 @@ async def test_its_asynchronous_methods_over_an_asynchronous_world(repo: Path, s
         backend = WorldBackend(world)
         assert (await backend.aexecute("python3 main.py")).output == "hello\n"
         assert (await backend.aread(str(repo / "main.py"))).error is None
+        waiting = asyncio.create_task(backend.aexecute("echo begun > begun; sleep 61237"))
+        await world.exec("while [ ! -e begun ]; do sleep 0.01; done")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert (await backend.aexecute("pgrep -f 'sleep 6123[7]'")).output == ""
+        with pytest.raises(RuntimeError, match="aexecute"):
+            backend.execute("true")  # it would wait for itself

@@ -84,7 +84,7 @@ async def test_commands(environment: WorldEnvironment) -> None:
     assert await said(environment, "pwd; id -u", cwd="/tmp", user="root") == "/tmp\n0\n"
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
         await environment.exec("sleep 60", timeout_sec=1)
-    for wrong in ({"cwd": "/nowhere"}, {"user": "nobody-of-this-name"}):
+    for wrong in ({"cwd": "/nowhere"}, {"user": "nobody-of-this-name"}, {"cwd": "a\0b"}):
         told = await environment.exec("true", **wrong)
         assert told.return_code == 126 and told.stderr
     assert await environment.is_dir("/logs/verifier") is False and await environment.is_file("greet.sh")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -17,6 +18,8 @@ pytest.importorskip("mcp", reason="needs mcp: pip install 'ramify[mcp]'")
 import httpx
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from ramify.worlds.blocking import SyncWorld
 
 TOOLS = {
     "world_create", "world_exec", "world_read", "world_write", "world_fork", "world_snapshot", "world_restore",
@@ -47,6 +50,8 @@ async def test_a_client_forks_and_merges_over_stdio(repo: Path, sandbox: str, tm
         assert await call(client, "world_create", folder=str(repo), name="main") == "main"
         told = await call(client, "world_exec", world="main", command="python3 main.py; echo err >&2; exit 3")
         assert (told["output"], told["exit_code"]) == ("hello\nerr\n", 3)
+        told = await call(client, "world_exec", world="main", command="if then")
+        assert "syntax error" in told["output"] and told["exit_code"] == 2
         kept = await call(client, "world_snapshot", world="main", tag="begin")
         one, two = await call(client, "world_fork", world="main", n=2)
         await call(client, "world_write", world=one, path="deep/one.txt", content="1")
@@ -92,11 +97,32 @@ async def test_http_needs_the_key(repo: Path, sandbox: str, tmp_path: Path) -> N
                 async with Client(streamable_http_client(address, http_client=known)) as client:
                     name = await call(client, "world_create", folder=str(repo))
                 async with Client(streamable_http_client(address, http_client=known)) as client:
-                    told = await call(client, "world_exec", world=name, command="ls")
+                    told = await call(client, "world_exec", world=name, command="ls; echo late > late")
                     assert told["output"] == "main.py\n"
         finally:
             server.terminate()
-    assert server.returncode in (0, -15)
+    assert server.returncode == 0
+    with SyncWorld.open(name, home=tmp_path / "home", sandbox=sandbox) as world:
+        assert world.read("late") == b"late\n", "a server that is told to end stores what its worlds changed"
+
+
+def test_a_server_over_stdio_that_is_told_to_end_stores_its_worlds(repo: Path, sandbox: str, tmp_path: Path) -> None:
+    words = [sys.executable, *command(tmp_path / "home", sandbox, repo)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
+        calls = [("world_create", {"name": "one"}), ("world_exec", {"world": "one", "command": "echo late > late"})]
+        for number, (method, params) in enumerate(
+            [("initialize", hello), *(("tools/call", {"name": name, "arguments": given}) for name, given in calls)]
+        ):
+            request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+            assert "result" in json.loads(server.stdout.readline())
+        server.terminate()
+        assert server.wait() == 0
+    with SyncWorld.open("one", home=tmp_path / "home", sandbox=sandbox) as world:
+        assert world.read("late") == b"late\n"
 
 
 async def listening(port: int) -> None:

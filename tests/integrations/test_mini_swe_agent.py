@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,30 @@ def test_a_command_that_takes_too_long_is_told_with_its_output(environment: Worl
     told: dict[str, Any] = environment.execute({"command": "echo begun; sleep 60"}, timeout=6)
     assert (told["output"], told["returncode"]) == ("begun\n", -1)
     assert "6 seconds" in told["exception_info"] and told["extra"]["exception_type"] == "TimeoutExpired"
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ({"command": "echo a\0b"}, "NUL"),
+        ({"command": "echo \ud800"}, "surrogate"),
+        ({"command": None}, "NoneType"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_told_to_the_agent(
+    environment: WorldEnvironment, action: dict[str, Any], said: str
+) -> None:
+    told = environment.execute(action)
+    assert (told["output"], told["returncode"]) == ("", -1) and said in told["exception_info"]
+
+
+def test_a_command_that_is_too_long_is_told_to_the_agent(environment: WorldEnvironment) -> None:
+    told = environment.execute({"command": "echo " + "x" * 3_000_000})
+    assert "Argument list too long" in told["output"] and told["returncode"] == 126
+
+
+def test_a_missing_folder_is_told_to_the_agent(environment: WorldEnvironment) -> None:
+    assert "/nowhere" in environment.execute({"command": "pwd"}, cwd="/nowhere")["exception_info"]
 
 
 def test_failed_submission_does_not_end_the_agent(environment: WorldEnvironment) -> None:
@@ -122,6 +148,28 @@ async def test_a_search_forks_the_agent_at_every_turn(environment: WorldEnvironm
         assert found.best.done and best.messages[-1]["extra"]["submission"] == "print('abcd')\n"
         assert best.n_calls == 2 and len(best.messages) > len(started.messages) == 2
     assert environment.execute({"command": "cat main.py"})["output"] == "print('hello')\n"
+
+
+async def test_a_fork_that_is_cancelled_leaves_no_world(
+    environment: WorldEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[WorldEnvironment] = []
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def fork(n: int) -> list[WorldEnvironment]:
+        begun.set()
+        may_go_on.wait()
+        made.extend(WorldEnvironment.fork(environment, n))
+        return made
+
+    turns = AgentTurns(agent(environment), "wait")
+    monkeypatch.setattr(environment, "fork", fork)
+    forking = asyncio.create_task(turns.fork(2))
+    await asyncio.to_thread(begun.wait)
+    forking.cancel()
+    may_go_on.set()
+    await asyncio.wait([forking])
+    assert forking.cancelled() and [one.world.world.is_open for one in made] == [False, False]
 
 
 async def test_the_agents_limits_hold_in_a_search(environment: WorldEnvironment) -> None:

@@ -11,11 +11,13 @@ import pytest
 
 pytest.importorskip("agents.sandbox", reason="needs openai-agents: pip install 'ramify[openai-agents]'")
 
+import httpx
 from agents import RunConfig, Runner
 from agents.items import ModelResponse
 from agents.models.interface import Model
 from agents.sandbox import ExecTimeoutError, Manifest, SandboxAgent, SandboxRunConfig, WorkspaceReadNotFoundError
 from agents.sandbox.entries import File
+from agents.sandbox.errors import ExposedPortUnavailableError
 from agents.usage import Usage
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
@@ -58,6 +60,24 @@ async def test_a_stored_session_resumes_with_its_files(options: WorldSandboxOpti
     resumed = await WorldSandboxClient().resume(client.deserialize_session_state(stored))
     async with resumed as session:
         assert await output(session, "cat kept.txt") == "kept\n"
+        await client.delete(session)
+
+
+async def test_a_port_that_is_exposed(options: WorldSandboxOptions) -> None:
+    if options.sandbox == "copy":
+        pytest.skip("a port inside is a port of this machine")
+    client = WorldSandboxClient()
+    options = options.model_copy(update={"exposed_ports": (8123,)})
+    async with await client.create(options=options) as session:
+        await session.exec("nohup python3 -m http.server 8123 >/dev/null 2>&1 &")
+        ready = "until (: < /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done"
+        await session.exec("bash", "-c", ready, shell=False)
+        endpoint = await session.resolve_exposed_port(8123)
+        async with httpx.AsyncClient(trust_env=False) as asking:
+            got = await asking.get(f"{endpoint.url_for('http')}/main.py")
+        assert got.text == "print('hello')\n" and endpoint == await session.resolve_exposed_port(8123)
+        with pytest.raises(ExposedPortUnavailableError):
+            await session.resolve_exposed_port(9)
         await client.delete(session)
 
 

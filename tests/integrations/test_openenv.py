@@ -25,6 +25,7 @@ from ramify.integrations.errors import NotStarted
 from ramify.integrations.openenv import CommandAction, CommandObservation, WorldEnvironment, WorldProvider
 from ramify.sandboxes import doctor
 from ramify.worlds.blocking_home import SyncWorldHome
+from ramify.worlds.errors import WorldClosed
 
 pytestmark = pytest.mark.filterwarnings("default")  # OpenEnv's requirements warn
 
@@ -148,8 +149,17 @@ def test_an_environment_that_is_a_world(environment: WorldEnvironment) -> None:
     assert environment.step(CommandAction(command="ls; echo $WORD")).output == "main.py\n\n"
     assert environment.state.step_count == 1
     assert "stopped after 0.2 seconds" in environment.step(CommandAction(command="sleep 60"), timeout_s=0.2).output
+    refused = environment.step(CommandAction(command="echo a\0b"))
+    assert refused.exit_code == 126 and "NUL" in refused.output
     with pytest.raises(ValueError, match="this server keeps no snapshot 'another'"):
         environment.reset(snapshot="another")
+
+
+def test_a_closed_environment_is_told(environment: WorldEnvironment) -> None:
+    environment.close()
+    for act in (environment.reset, lambda: environment.step(CommandAction(command="true"))):
+        with pytest.raises(WorldClosed):
+            act()
 
 
 def test_the_first_state_is_kept_while_the_environment_lives(environment: WorldEnvironment, tmp_path: Path) -> None:

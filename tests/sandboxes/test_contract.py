@@ -72,6 +72,10 @@ async def test_a_sequence_is_one_quoted_command(world: World) -> None:
 async def test_commands_that_no_shell_can_execute_are_refused(world: World) -> None:
     with pytest.raises(ValueError, match="NUL"):
         await world.run("echo a\0b")
+    with pytest.raises(ValueError, match="surrogate"):
+        await world.run("echo a\ud800b")
+    with pytest.raises(ValueError, match="surrogate"):
+        await world.run("pwd", cwd="\ud800")
     with pytest.raises(ValueError, match="not-a-name"):
         await world.run("true", env={"not-a-name": "1"})
 

@@ -73,12 +73,17 @@ async def test_what_cannot_be_started_is_refused(starter: ProcessStarter) -> Non
     for bad in (
         {"script": None},
         {"script": "a\0b"},
+        {"script": "a\ud800b"},  # half of a pair: the agent would fail at it
+        {"script": "x", "cwd": "\ud800"},
         {"script": "x", "env": {"A=": ""}},
+        {"script": "x", "env": {"A": "\ud800"}},
         {"words": ("a",), "script": "b"},
     ):
-        with pytest.raises(ValueError, match=r"command|NUL|variable"):
+        with pytest.raises(ValueError, match=r"command|NUL|surrogate|variable"):
             Command(**bad)  # type: ignore[arg-type]
     assert (await run(starter, Command("echo well")))[1] == b"well\n"
+    not_utf8 = Command(words=("printf", "%s", "\udcff"))
+    assert (await run(starter, not_utf8))[1] == b"\xff"
 
 
 async def test_what_a_shell_exported_reaches_no_process_and_back(starter: ProcessStarter, world: World) -> None:

@@ -137,6 +137,66 @@ async def test_the_goal_ends_the_search() -> None:
         assert found.stopped is Stopped.GOAL and found.best.done and (found.best.score or 0) >= 0.99
 
 
+async def test_reaching_the_goal_cancels_what_is_under_way() -> None:
+    class Waiting(Digits):
+        async def step(self, action: str) -> StepResult:
+            if action == "5":
+                await asyncio.sleep(3600)
+            return StepResult(done=True, score=1.0)
+
+        async def fork(self, n: int) -> list[Digits]:
+            return [Waiting(self.target, self.said) for _ in range(n)]
+
+    async with search(Waiting(), all_digits, width=2, goal=1.0) as found:
+        assert (found.stopped, found.best.history[-1].action) == (Stopped.GOAL, "7")
+
+
+async def test_the_deadline_holds_for_the_policy() -> None:
+    async def thinks(environment: Any, history: Sequence[Turn[str]], n: int) -> list[str]:
+        if history:
+            await asyncio.sleep(3600)
+        return ["7"]
+
+    async with search(Digits(), thinks, deadline_s=0.2) as found:
+        assert (found.stopped, found.best.environment.said) == (Stopped.DEADLINE, "7")
+
+
+@pytest.mark.parametrize("method", [Beam(3), BestOf(), MCTS(9, parallel=3)])
+async def test_nothing_goes_on_after_a_policy_failed(method: Any) -> None:
+    """Else the other branches would ask the model, and open environments that nobody closes."""
+    waiting = asyncio.Event()
+
+    async def fails(environment: Any, history: Sequence[Turn[str]], n: int) -> list[str]:
+        if history and history[0].action == "3":
+            await waiting.wait()
+            raise RuntimeError("the policy failed")
+        if history:
+            waiting.set()
+            await asyncio.sleep(3600)
+        return ["7", "5", "3"]
+
+    before = asyncio.all_tasks()
+    start = Digits()
+    with pytest.raises(RuntimeError, match="the policy failed"):
+        async with search(start, fails, width=3, depth=3, method=method):
+            pass
+    assert asyncio.all_tasks() == before and {start} == OPEN
+
+
+async def test_a_state_whose_key_cannot_be_told_is_a_dead_end() -> None:
+    class Broken(Digits):
+        async def state_key(self) -> Hashable:
+            if self.said.startswith("7"):
+                raise RuntimeError("the step broke its world")
+            return self.said
+
+        async def fork(self, n: int) -> list[Digits]:
+            return [Broken(self.target, self.said) for _ in range(n)]
+
+    async with search(Broken(), all_digits, width=2, depth=1) as found:
+        assert (found.best.environment.said, found.failed) == ("5", 1)
+
+
 async def test_parallel_simulations_find_the_same_best() -> None:
     async with search(Digits(), all_digits, width=10, depth=3, method=MCTS(300, parallel=4), concurrency=3) as found:
         assert found.best.score == 1

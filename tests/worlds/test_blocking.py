@@ -9,7 +9,7 @@ import pytest
 
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.blocking_home import SyncWorldHome, shared_home
-from ramify.worlds.errors import CommandFailed
+from ramify.worlds.errors import CommandFailed, WorldClosed
 
 
 def test_the_same_without_an_event_loop(repo: Path, tmp_path: Path, sandbox: str) -> None:
@@ -53,6 +53,9 @@ def test_worlds_of_several_threads_share_an_open_home(repo: Path, tmp_path: Path
         left_open = SyncWorld.create(repo, home=home)
         top = left_open.path
     assert not top.exists()
+    with pytest.raises(WorldClosed, match="home"):
+        left_open.exec("true")
+    left_open.close()
     with pytest.raises(RuntimeError, match="not open"):
         SyncWorld.create(repo, home=home)
 

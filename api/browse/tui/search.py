@@ -45,7 +45,7 @@ def texts(history: History, snapshots: SnapshotStore, node: Node) -> Iterator[st
     if node.checkpoint is not None and node.parents:
         try:
             change = state_at(history, snapshots, node.checkpoint).change
-            yield from (one.path for one in change.files) if change is not None else ()
+            yield from (one.path for one in (*change.files, *change.outside)) if change is not None else ()
         except SnapshotNotFound:  # garbage-collected: only its changes are unknown
             return
 

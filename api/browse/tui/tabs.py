@@ -23,7 +23,14 @@ from ramify.browse.tui.styled_lines import (
 from ramify.browse.tui.subject import Subject, Tab
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.errors import ForkEngineError
-from ramify.inspect.facts import change_lines, checkpoint_facts, deadline_line, snapshot_facts, variable_lines
+from ramify.inspect.facts import (
+    change_lines,
+    checkpoint_facts,
+    deadline_line,
+    outside_lines,
+    snapshot_facts,
+    variable_lines,
+)
 from ramify.inspect.text import clipped, count, instant, seconds
 from ramify.inspect.values import command_result
 from ramify.runtime.records import EffectRecord, EffectStatus, OpStatus, RunRecord
@@ -139,6 +146,7 @@ _PATCH_LOOKS = (
     ("+", Look.GOOD),
     ("-", Look.BAD),
 )
+_MOST_OUTSIDE = 200  # paths outside the workspace, above the list of files
 _CHANGES = {"A": Look.GOOD, "D": Look.BAD}
 
 
@@ -151,14 +159,16 @@ def _file_lines(of: Subject) -> Iterator[StyledLine]:
         return
     since = "since its parent" if of.against is None else f"since {of.against.id[:10]} ({of.against.branch})"
     yield line(f"{count(len(change.files), 'path')} changed {since}", Look.BOLD)
-    yield from (line(one, Look.NOTE) for one in variable_lines(change))
-    yield from _files(change)
+    notes = [*variable_lines(change), *outside_lines(change, _MOST_OUTSIDE)]
+    yield from (line(one, Look.NOTE) for one in notes)
+    yield from _files(change, 1 + len(notes))
 
 
-def _files(change: StateDiff) -> Iterator[StyledLine]:
+def _files(change: StateDiff, above: int) -> Iterator[StyledLine]:
+    """The list, and the diffs below it. above: the lines that stand above the list."""
     by_path = {patch.path: patch for patch in change.patches}
     bodies = {path: list(_patch_lines(patch)) for path, patch in by_path.items()}
-    at = 1 + len(variable_lines(change)) + len(change.files) + 1
+    at = above + len(change.files) + 1
     for one, said in zip(change.files, change_lines(list(change.files)), strict=True):
         body = bodies.get(one.path)
         spans = ((f"{said[:1]} ", _CHANGES.get(said[:1], Look.NOTE)), (line(said[2:]).text, Look.PLAIN))

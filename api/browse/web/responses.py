@@ -178,6 +178,8 @@ class Changes:
     """The differences between two states."""
 
     files: tuple[FileRow, ...]
+    outside: tuple[FileRow, ...]  # outside the workspace: only the first of them, and only named
+    outside_count: int
     variables: tuple[VariableRow, ...]
     folder_before: str
     folder_after: str

@@ -142,6 +142,7 @@ def effect_row(one: EffectRecord) -> EffectRow:
 
 
 _FILES = 400  # files with patches; further files are only named
+_OUTSIDE = 1000  # files outside the workspace that are named
 _PATCH = 400_000  # characters of one patch
 _TOKENS = 400
 
@@ -230,6 +231,8 @@ def changes(between: StateDiff, stopped: Callable[[], bool]) -> Changes:
     compared = last + 1 if stopped() else _FILES
     return Changes(
         files=tuple(_file_row(change, made.get(change.path), at, compared) for at, change in enumerate(files)),
+        outside=tuple(_file_row(change, None, 0, 1) for change in between.outside[:_OUTSIDE]),
+        outside_count=len(between.outside),
         variables=tuple(VariableRow(one.name, one.before, one.after) for one in between.variables),
         folder_before=between.before.cwd,
         folder_after=between.after.cwd,

@@ -14,7 +14,7 @@ import click
 from ramify.cli.completion import state_names
 from ramify.cli.console import pass_home, say_bytes, say_json, say_pages, say_paths, styled
 from ramify.fork_engine.types import Change, Entry
-from ramify.inspect.facts import variable_lines
+from ramify.inspect.facts import outside_lines, variable_lines
 from ramify.inspect.home import Home, find_state_with_history
 from ramify.inspect.text import escaped, fitted, printable
 from ramify.runtime.journal.refs import Place
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ramify.runtime.store.reader import Reader
 
 _LONGEST = 60
+_MOST_OUTSIDE = 20  # paths outside the workspace, above a diff
 LOOKS = (("+++", "bold"), ("---", "bold"), ("diff ", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 
 
@@ -37,15 +38,16 @@ LOOKS = (("+++", "bold"), ("---", "bold"), ("diff ", "bold"), ("@@", "cyan"), ("
 @click.option("--name-only", is_flag=True, help="Only list the paths, unusual ones quoted as by git.")
 @click.option("-z", "nul", is_flag=True, help="With --name-only: end each path with a NUL, and do not quote it.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object: files, state, environment, cwd, effects."
+    "--json", "as_json", is_flag=True, help="Print one JSON object: files, outside, state, environment, cwd, effects."
 )
 @pass_home
 def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool, nul: bool, as_json: bool) -> None:
     """Show the differences between two states.
 
     They are: keys of the state (channels of a LangGraph thread, results of a workflow's steps), environment
-    variables, irreversible effects, and files, as a unified diff that `git apply` accepts. With A alone: what A's run
-    changed since its workspace.
+    variables, irreversible effects, and files, as a unified diff that `git apply` accepts. What changed outside the
+    workspace, such as an installed package, is only named, by absolute paths. With A alone: what A's run changed
+    since its workspace.
 
     \b
     Example: ramify diff @~1 @ --stat
@@ -64,6 +66,7 @@ def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool,
         say_json(
             {
                 "files": [change_object(change) for change in between.files],
+                "outside": [change_object(change) for change in between.outside],
                 "environment": [{"name": v.name, "before": v.before, "after": v.after} for v in between.variables],
                 "cwd": [between.before.cwd, between.after.cwd] if between.moved else None,
                 "state": [{"key": key, "before": _known(was), "after": _known(now)} for key, was, now in keys],
@@ -72,13 +75,14 @@ def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool,
         )
         return
     if name_only:
-        say_paths((change.path for change in between.files), nul=nul)
+        say_paths((change.path for change in (*between.files, *between.outside)), nul=nul)
         return
     from ramify.inspect.patch import stat_lines
 
     told = [
         *(_key_line(*key) for key in keys),
         *variable_lines(between),
+        *outside_lines(between, _MOST_OUTSIDE),
         *(f"effect: {printable(one.step)}, on {side} only" for side, one in effects),
     ]
     head = "".join(f"# {line}\n" for line in told).encode()  # `git apply` ignores these lines

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ramify.cli.attach import ENDING
 from ramify.cli.console import pass_home, run_async, say
 from ramify.inspect.home import Home
+
+if TYPE_CHECKING:
+    from ramify.integrations.mcp_server import WorldTools
 
 KEY_VARIABLE = "RAMIFY_MCP_KEY"
 
@@ -53,23 +61,49 @@ def _address(http: str) -> tuple[str, int]:
 
 
 async def _serve(home: Path, sandbox: str | None, folders: list[Path], address: tuple[str, int] | None) -> None:
-    from ramify import __version__
-    from ramify.integrations.mcp_server import WorldTools, http_app, mcp_server
+    from ramify.integrations.mcp_server import WorldTools
     from ramify.worlds.home import WorldHome
 
+    loop, told_to_end = asyncio.get_running_loop(), asyncio.Event()
+    for number in ENDING:  # a client ends its server so; what its named worlds changed is to be stored
+        loop.add_signal_handler(number, told_to_end.set)
     async with WorldHome(home, sandbox) as opened, WorldTools(opened, folders) as tools:
-        server = mcp_server(tools, version=__version__)
-        if address is None:
-            await server.run_stdio_async()
+        serving = asyncio.ensure_future(_served(tools, address))
+        ending = asyncio.ensure_future(told_to_end.wait())
+        try:
+            await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+        if serving.done():
+            serving.result()
             return
-        host, port = address
-        key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
-        shown = f"the key of {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else key
-        say(f"MCP at http://{host}:{port}/mcp; clients send Authorization: Bearer {shown}", err=True)
-        await _serve_http(http_app(server, key, host=host, port=port), host, port)
+    sys.stdout.flush()
+    os._exit(0)  # the thread that reads our standard input cannot be stopped
+
+
+async def _served(tools: WorldTools, address: tuple[str, int] | None) -> None:
+    from ramify import __version__
+    from ramify.integrations.mcp_server import http_app, mcp_server
+
+    server = mcp_server(tools, version=__version__)
+    if address is None:
+        await server.run_stdio_async()
+        return
+    host, port = address
+    key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
+    shown = f"the key of {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else key
+    say(f"MCP at http://{host}:{port}/mcp; clients send Authorization: Bearer {shown}", err=True)
+    await _serve_http(http_app(server, key, host=host, port=port), host, port)
 
 
 async def _serve_http(app: Any, host: str, port: int) -> None:
     import uvicorn
 
-    await uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).serve()
+    class Server(uvicorn.Server):
+        """It leaves the signals to us: its own handling ends the process before the worlds are stored."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    await Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).serve()

@@ -20,6 +20,7 @@ from ramify.inspect.facts import (
     checkpoint_facts,
     deadline_line,
     deadline_verdict,
+    outside_lines,
     snapshot_facts,
     variable_lines,
 )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 200
+_MOST_OUTSIDE = 20  # paths outside the workspace
 
 
 @click.command("show")
@@ -192,6 +194,9 @@ def _state_text(home: Home, snapshot: Snapshot, state: State | None) -> Iterator
         yield from section(
             f"{count(len(state.change.files), 'path')} changed since its parent", changes, header=False
         )
+        outside = outside_lines(state.change, _MOST_OUTSIDE)
+        title = f"{count(len(state.change.outside), 'path')} changed outside the workspace"
+        yield from section(title, outside, header=False)
 
 
 def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterator[str]:
@@ -245,6 +250,7 @@ def _state_object(snapshot: Snapshot, state: State | None) -> dict[str, object]:
         "parents": [],
         "state": None,
         "changes": [],
+        "outside": [],
     }
     if state is None:
         return told
@@ -262,6 +268,7 @@ def _state_object(snapshot: Snapshot, state: State | None) -> dict[str, object]:
         "llm_calls": [moment.times.as_object() for moment in state.calls if moment.times is not None],
         "effects": [effect_object(effect) for effect in state.effects],
         "changes": [] if change is None else [change_object(changed) for changed in change.files],
+        "outside": [] if change is None else [change_object(changed) for changed in change.outside],
         "environment_changes": []
         if change is None
         else [{"name": v.name, "before": v.before, "after": v.after} for v in change.variables],

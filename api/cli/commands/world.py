@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramify.cli.attach import interact, pass_through, terminal_size
+from ramify.cli.attach import interact, pass_through, terminal_size, until_told_to_end
 from ramify.cli.commands.world_connections import (
     allow_command,
     allow_option,
@@ -319,7 +319,7 @@ def _in_world(
     async def whole() -> int:
         backend = sandbox or _backend_of(home, name)
         async with World.open(name, credentials=keys, home=home.folder, sandbox=backend) as world:
-            return await act(world)
+            return await until_told_to_end(act(world))
 
     status = run_async(whole())
     if status:

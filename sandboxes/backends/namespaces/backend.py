@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ramify import paths
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
@@ -50,8 +51,7 @@ class NamespaceBackend(AgentBackend):
     async def _open(self, stack: AsyncExitStack) -> None:
         await super()._open(stack)
         assert self._helper is not None
-        home = Path("~").expanduser()
-        self._overlays = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
+        self._overlays = HomeOverlays(self._session.folder, self._helper.trees, paths.of_user(), self._hidden)
         self._overlays.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ramify import paths
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.store import RunStore
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -31,6 +39,34 @@ def test_git_applies_the_diff_of_two_states(home: Any, tmp_path: Path) -> None:
 def test_names_are_quoted_as_by_git_or_bytes_as_they_are_on_disk(home: Any) -> None:
     assert run_diff(home, "@", "--name-only") == b'"caf\\351.txt"\ngone.txt\nlib/gcd.py\n'
     assert run_diff(home, "@", "--name-only", "-z") == b"caf\xe9.txt\0gone.txt\0lib/gcd.py\0"
+
+
+async def add_state(home: Any, snapshot: SnapshotId) -> None:
+    last = home.story.checkpoints[-1]
+    async with RunStore(paths.database(home.path), clock=time.time) as store:
+        more = replace(last, id="f00d00000001", seq=last.seq + 1, snapshot_id=snapshot, parents=(last.id,))
+        await store.commit(home.story.run.id, checkpoints=[more])
+
+
+def test_what_changed_outside_the_workspace_is_named(home: Any, ramify: Any, add_run: Any, tmp_path: Path) -> None:
+    """Bounded above a diff that git still applies; in full with --name-only and --json."""
+    store = SnapshotStore(paths.snapshots(home.path))
+    before = store.get(home.story.checkpoints[0].snapshot_id)
+    for number in range(30):
+        (tmp_path / "outside" / "home").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "outside" / "home" / f"{number:02}").write_text("")
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "upper" / "inside").write_text("new\n")
+    beside = tmp_path / "outside"
+    after = store.seal_upper(tmp_path / "upper", before, env={}, env_unset=(), cwd="", outside=beside, move=False)
+    asyncio.run(add_state(home, after.id))
+    states = ("@:base", "f00d00000001")
+    told = ramify("diff", *states).out
+    assert told.startswith("# outside: A /home/00\n") and "and 10 more paths" in told
+    assert [line for line in told.splitlines() if line.startswith("diff ")] == ["diff --git a/inside b/inside"]
+    assert len(ramify("diff", *states, "--name-only").out.splitlines()) == 1 + 30
+    outside = ramify("diff", *states, "--json").json["outside"]
+    assert (len(outside), outside[-1]["path"]) == (30, "/home/29")
 
 
 def test_stat(home: Any) -> None:

@@ -187,3 +187,12 @@ def test_exec_streams_and_passes_input_and_status(env: dict[str, str], call: Cal
     assert (late.stdout, late.returncode) == ("early\n", 124) and "after 0.3 s" in late.stderr
     unknown = call("world", "exec", "--user", "nobody-at-all", "one", "id")
     assert unknown.returncode == 1 and "no user 'nobody-at-all'" in unknown.stderr
+
+
+def test_a_command_that_is_told_to_end_leaves_what_it_wrote(env: dict[str, str], call: Call, tmp_path: Path) -> None:
+    words = [*RAMIFY, "world", "exec", "one", "echo kept > kept; echo begun; sleep 1000"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=env, cwd=tmp_path) as running:
+        assert running.stdout is not None and running.stdout.readline() == b"begun\n"
+        running.terminate()
+        assert running.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert call("world", "exec", "one", "ls").stdout == "kept\n"

@@ -6,7 +6,7 @@ const OPEN = 4; // files whose diffs are open at first
 const LETTERS = {added: 'A', removed: 'D', modified: 'M', type: 'T', mode: 'P'};
 
 export function changesView(changes) {
-  const {files, variables} = changes;
+  const {files, outside, variables} = changes;
   const told = [];
   if (variables.length || changes.folder_before !== changes.folder_after) {
     const value = (text) => (text === null ? h('span', {class: 'faint'}, 'not set') : h('code', {}, text));
@@ -16,7 +16,15 @@ export function changesView(changes) {
       variables.map((one) => h('tr', {}, h('td', {class: 'mono'}, one.name), h('td', {}, value(one.before)), h('td', {}, value(one.after)))))));
   }
   told.push(h('h3', {}, files.length ? `${count(files.length, 'path')} changed` : 'No file changed'));
-  return [...told, files.map((file, index) => fileView(file, index < OPEN))];
+  return [...told, files.map((file, index) => fileView(file, index < OPEN)), outsideView(outside, changes.outside_count)];
+}
+
+function outsideView(outside, number) {
+  if (!number) return null;
+  const more = number - outside.length;
+  return [h('h3', {}, `${count(number, 'path')} changed outside the workspace`),
+    outside.map((file) => fileView(file, false)),
+    more ? h('p', {class: 'soft'}, `and ${count(more, 'more path')}; \`ramify diff --name-only\` shows all`) : null];
 }
 
 function fileView(file, open) {
