@@ -12,6 +12,8 @@ from ramify.inspect.text import printable
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus
 
 REUSED, MERGED, FAILED = "↺", "✓", "✗"
+CANCELLED = (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE, OpKind.INTERRUPT)
+"""Kinds of rows that fail only because the workflow cancelled the operation."""
 
 
 class Look(StrEnum):
@@ -83,7 +85,7 @@ class BranchTree:
             return
         self._seen.add(row.seq)
         branch = self._branch(row.branch)
-        if row.status is OpStatus.FAILED and row.kind in (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE):
+        if row.status is OpStatus.FAILED and row.kind in CANCELLED:
             branch.entries.append(_step(row))  # the workflow cancelled it
             return
         match row.kind:

@@ -147,13 +147,13 @@ class StepCall:
         branch, outside = self.scope.branch.path, self.step.outside
         named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
         foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs and not run.was_changed
-        return Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, self.defaults)
+        fence = Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, run.was_changed)
+        return replace(fence, defaults=self.defaults)
 
     @property
     def is_once(self) -> bool:
-        """Whether the run's code was changed since it began, and a branch calls this operation at most once."""
-        origin = self.op.origin
-        return self.scope.run.was_changed and origin is not None and not origin.repeats
+        """Whether a branch calls this operation at most once."""
+        return self.op.origin is not None and not self.op.origin.repeats
 
     def row(self, **changes: Any) -> OpRecord:
         args = {"step": self.step.name, "args_digest": self.args_digest, **changes}

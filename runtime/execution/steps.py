@@ -247,6 +247,7 @@ def _refuse_repetition(call: StepCall) -> None:
         )
     if (
         call.step.effect is Effect.UNKNOWN
+        and run.was_changed
         and call.is_once
         and any(run.journal.unreached_steps_at(branch.path, call.op.id))
     ):
