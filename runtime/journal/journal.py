@@ -19,7 +19,7 @@ from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
-from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
+from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.commits_behind import CommitsBehind
 from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.journal.recorded_order import CALLED_AFTER, IN_TURNS
@@ -107,10 +107,6 @@ class Journal(RecordedRun):
         """Streamed answers that are being read, by key: each returns the row of what was read since its last row."""
         self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
-
-    def notice(self, what: str) -> None:
-        """Tell observers something about the run."""
-        self._emit(Noticed(self._run.id, what))
 
     def age_s(self) -> float:
         """Return the seconds since this process began to work on the run."""

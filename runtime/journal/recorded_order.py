@@ -44,33 +44,34 @@ class RecordedOrder:
         return found
 
     def _results(self) -> Iterator[Recorded]:
-        happened = {effect.key for effect in self.effects if effect.status in HAPPENED}
+        happened = {} if self.was_changed else {one.key for one in self.effects if one.status in HAPPENED}
         done = (row for row in self.ops if row.status is OpStatus.DONE and row.key not in self.failed)
         for row in chain(done, self.failed.values()):  # of a call that was done and then cancelled, the later row
             if row.kind in IN_TURNS:
                 after = None if CALLED_AFTER not in row.attrs else int(row.attrs[CALLED_AFTER])
-                at, is_effect = row.started_at, row.key in happened
-                yield Recorded(row.key, row.seq, at, row.ended_at, self._age_s(at), after, is_effect=is_effect)
+                at, is_effect, what = row.started_at, row.key in happened, row.step or row.kind
+                yield Recorded(row.key, row.seq, at, row.ended_at, self._age_s(at), after, False, is_effect, what)
         for call in self.llm:
             if call.step_key is None and call.key not in self.failed:
                 marks = json.loads(call.tags_json) if CALLED_AFTER in call.tags_json else {}
                 after = None if CALLED_AFTER not in marks else int(marks[CALLED_AFTER])
                 at = call.started_at
-                yield Recorded(call.key, call.seq, at, call.ended_at, self._age_s(at), after)
+                yield Recorded(call.key, call.seq, at, call.ended_at, self._age_s(at), after, what="the model")
 
     def _only_begun(self, results: Sequence[Recorded]) -> Iterator[Recorded]:
         """Yield the questions and effects that were begun and have no result. The number of an effect is that of the
         last result before it."""
         known = {one.key for one in results}
-        for row in self.ops:
-            if row.status is OpStatus.ASKED and row.key not in known:
-                at = row.started_at
-                yield Recorded(row.key, row.seq, at, at, self._age_s(at), only_begun=True)
+        for row in {row.key: row for row in self.ops if row.status is OpStatus.ASKED}.values():
+            at = row.started_at
+            if row.key not in known and at > self.went_back_at:
+                yield Recorded(row.key, row.seq, at, at, self._age_s(at), only_begun=True, what="a question")
         for effect in self.effects:
             at = effect.intended_at
             if effect.status in HAPPENED and effect.key not in known and at > self.went_back_at:
                 seq = max((one.seq for one in results if one.ended_at <= at), default=0)
-                yield Recorded(effect.key, seq, at, at, self._age_s(at), only_begun=True, is_effect=True)
+                age_s, required = self._age_s(at), not self.was_changed
+                yield Recorded(effect.key, seq, at, at, age_s, only_begun=True, is_effect=required, what=effect.step)
 
     def _age_s(self, at: float) -> float:
         """Return the greatest age that the process can have had which made a call at that time."""

@@ -10,7 +10,7 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names, names_classes
 from ramify.runtime.errors import Diverged
-from ramify.runtime.events import Event, LLMDone, OpDone
+from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
 from ramify.runtime.journal.equal_calls import EqualCalls
 from ramify.runtime.journal.failures import CANCELLED, READ, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
@@ -87,7 +87,7 @@ class RecordedRun:
         self.went_back_at = max((row.started_at for row in ops if row.kind is OpKind.RESTORE), default=0.0)
         """When a person last took the run back to a checkpoint, in Unix seconds; 0: never."""
         order = RecordedOrder(run, ops, llm, effects, failed, was_changed, self.went_back_at)
-        self.turns = Turns(order.places(), self.followers.returned, since=order.began)
+        self.turns = Turns(order.places(), self.followers.returned, since=order.began, notice=self.notice)
         self._called_after: dict[
             str, int
         ] = {}  # the last result handed out before the call, until the call has a row
@@ -103,6 +103,10 @@ class RecordedRun:
                 self._last_sealed[BranchPath(theirs)] = row.seq  # a merge seals the branch that it merges
             if row.kind is OpKind.FORK and row.status is OpStatus.DONE:
                 self._places[row.branch, row.op_id] += 1
+
+    def notice(self, what: str) -> None:
+        """Tell observers something about the run."""
+        self._emit(Noticed(self._run.id, what))
 
     def key(self, *parts: str) -> str:
         """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.05, 5.0
 _SLACK, _LEAST_S = 1.5, 2.0
 """A call that a process made N seconds after its beginning, perhaps because of a timer, is waited for until a later
 process is _SLACK * N + _LEAST_S seconds old."""
+_SILENT_S = 5.0  # after how long observers are told of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Recorded:
     called_after: the number of the last result that was handed out before the call. None: that before its own.
     only_begun: there is no result; the number is that of the result before it. An irreversible effect, or a question.
     is_effect: what the workflow does without it could do the same again.
+    what: the operation, for observers.
     """
 
     key: str
@@ -52,6 +55,7 @@ class Recorded:
     called_after: int | None = None
     only_begun: bool = False
     is_effect: bool = False
+    what: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +80,7 @@ class Turns:
     recorded: the results that a replay is expected to ask for.
     returned: is called in the task that gets a result, right before it continues.
     since: when the run was created, in Unix seconds.
+    notice: tells observers that a call is waited for, and for how long.
     """
 
     def __init__(
@@ -84,11 +89,13 @@ class Turns:
         returned: Callable[[], None] = lambda: None,
         *,
         since: float | None = None,
+        notice: Callable[[str], None] = lambda said: None,
     ) -> None:
         self.returned = returned
         self.left_out: list[str] = []
         """Keys of recorded effects that the workflow did not ask for, and that are not waited for any more."""
         self._begun = time.monotonic()
+        self._notice, self._noticed = notice, set[str]()
         self._recorded: dict[str, _Place] = {}
         self._active: dict[str, _Place] = {}
         self._order: list[tuple[int, int, _Place]] = []  # a heap
@@ -101,6 +108,7 @@ class Turns:
         self._run: object | None = None  # whose results these are
         self.handed_out = 0
         """The greatest number of a result that was handed out so far."""
+        self._effects: deque[_Place] = deque()  # recorded effects; those that were reached leave it at its front
         before = since
         for one in sorted(recorded, key=lambda one: one.seq):
             gap = 0.0 if before is None else one.started_at - before
@@ -110,6 +118,8 @@ class Turns:
                 place.call = _Place(set(), seq=one.called_after, patience_s=patience, before=one, result=place)
                 self._push(place.call)
             self._push(place)
+            if one.is_effect:
+                self._effects.append(place)
             before, self._newest = one.ended_at, one.seq
 
     def of(self, *keys: str, spare: int = 0) -> Turn:
@@ -122,6 +132,20 @@ class Turns:
         if (place := self._recorded.pop(key, None)) is not None:
             place.over = True
             self._look_soon()
+
+    async def past_effects(self) -> None:
+        """Return when the workflow has reached every recorded effect, or does not come to it any more. What it does
+        before that could be done in place of one of them."""
+        while self._effects and (self._effects[0].asked or self._effects[0].over):
+            self._effects.popleft()
+        if not self._effects:
+            return
+        last = _Place(set(), seq=self._effects[-1].seq, asked=True)
+        self._push(last)
+        try:
+            await self.take(last)
+        finally:
+            self.end(last, ())
 
     @property
     def waiting(self) -> bool:
@@ -268,11 +292,18 @@ class Turns:
         An effect is waited for even if no timer is seen: it may be in a thread. Loops that do not tell (uvloop) count
         as having timers.
         """
-        was = missing.before
-        if was is None or not was.age_s or time.monotonic() - self._begun >= _SLACK * was.age_s + _LEAST_S:
+        was, age_s = missing.before, time.monotonic() - self._begun
+        if was is None or not was.age_s or (left := _SLACK * was.age_s + _LEAST_S - age_s) <= 0:
             return False
         timers = getattr(asyncio.get_running_loop(), "_scheduled", None)
-        return was.is_effect or timers is None or any(map(self._is_mine, timers))
+        may = was.is_effect or timers is None or any(map(self._is_mine, timers))
+        if may and age_s > _SILENT_S and was.key not in self._noticed:
+            self._noticed.add(was.key)
+            self._notice(
+                f"an earlier process called {was.what}, at most {was.age_s:.0f} s after it began: what came later "
+                f"waits until it is called again, and goes on without it in {left:.0f} s"
+            )
+        return may
 
     def _is_mine(self, timer: asyncio.TimerHandle) -> bool:
         return not timer.cancelled() and run_of(timer._context) is self._run  # type: ignore[attr-defined]
