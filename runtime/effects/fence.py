@@ -167,10 +167,9 @@ class Fence:
             EffectNotMet(
                 f"step {self.step!r} is irreversible, and run {self.run} did not record its call at this "
                 f"place. The journal holds an equal effect, with the same arguments, on branch {equal.branch} "
-                f"({equal.status}, its "
-                f"idempotency key is {equal.idempotency_key}), which the workflow has not reached: it may be this "
-                "one, so it is not done again. Restore the earlier code, or call the step with arguments that "
-                "tell the two apart",
+                f"({equal.status}, its idempotency key is {equal.idempotency_key}), which the workflow has not "
+                "reached: it may be this one, so it is not done again. Restore the earlier code, or call the step "
+                "with arguments that tell the two apart",
                 run_id=self.run,
                 key=equal.key,
             )
@@ -193,7 +192,7 @@ class Fence:
 
     def _refuse_after_left_out(self) -> None:
         """Raise `EffectNotMet` if the workflow has taken another way than the one on which it had an effect."""
-        missed = next(filter(None, map(self.journal.unmet_effect, self.journal.turns.left_out)), None)
+        missed = self.journal.left_out_effect(self.key)
         if missed is None:
             return
         raise self.journal.stop(

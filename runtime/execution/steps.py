@@ -33,6 +33,7 @@ from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
 from ramify.runtime.execution.step_call import (
     StepCall,
     StepDef,
+    after_recorded_effects,
     bind_with_defaults,
     is_plain,
     run_attempt,
@@ -127,7 +128,7 @@ async def _perform(call: StepCall) -> Any:
             done = run.journal.knows(call.key)
             if not done:
                 await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
-                await _after_recorded_effects(call)
+                await after_recorded_effects(call)
             value = await _perform_on_branch(call)
             if done:  # the branch is in the state after it by now, as it was when the step was cancelled
                 await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
@@ -148,17 +149,6 @@ async def _perform(call: StepCall) -> Any:
         del run.working[task]
         if outer is not None:
             run.working[task] = outer
-
-
-async def _after_recorded_effects(call: StepCall) -> None:
-    """Let an irreversible step that no process has begun wait until the workflow has reached the recorded ones: if it
-    takes another way than before, both would be done. It does not hold its branch meanwhile, which they may need."""
-    journal = call.scope.run.journal
-    if call.step.effect is not Effect.IRREVERSIBLE or journal.is_recorded(call.key):
-        return
-    if journal.effect(call.key) is None:
-        refuse_unstorable_return(call.step.function, f"step {call.step.name!r}")
-        await journal.turns.past_effects()
 
 
 async def _perform_on_branch(call: StepCall) -> Any:

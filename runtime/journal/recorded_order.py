@@ -20,6 +20,13 @@ CALLED_AFTER = "called_after"
 handed out between the call and the result."""
 
 
+def is_instead(one: str, other: str) -> bool:
+    """Whether, by their keys, a workflow could take one call in place of the other: at another place on the same
+    branch. Those of one place may be many, whose order depends on how many processors there are."""
+    here, there = one.split("|")[:2], other.split("|")[:2]
+    return here[0] == there[0] and here[1] != there[1]
+
+
 @dataclass(frozen=True)
 class RecordedOrder:
     """failed: the failed rows that stand, by key. was_changed: a change of the code was accepted since the run began,

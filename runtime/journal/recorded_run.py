@@ -15,7 +15,7 @@ from ramify.runtime.journal.equal_calls import EqualCalls
 from ramify.runtime.journal.failures import CANCELLED, READ, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
 from ramify.runtime.journal.recorded_errors import decoded
-from ramify.runtime.journal.recorded_order import RESULTS, RecordedOrder
+from ramify.runtime.journal.recorded_order import RESULTS, RecordedOrder, is_instead
 from ramify.runtime.journal.turns import Turns
 from ramify.runtime.records import (
     AGAIN,
@@ -361,9 +361,10 @@ class RecordedRun:
         found = (self._effects[key] for key in self._unmet.get(f"{branch}|{op}", ()))
         return (effect for effect in found if effect.status in HAPPENED)
 
-    def unmet_effect(self, key: str) -> EffectRecord | None:
-        """Return the effect of that key, unless the workflow has reached it in this process."""
-        return None if key in self._asked else self._effects.get(key)
+    def left_out_effect(self, key: str) -> EffectRecord | None:
+        """Return an effect in place of which the workflow could do that of `key`, and that it has not reached."""
+        left = (one for one in self.turns.left_out if one not in self._asked and is_instead(one, key))
+        return next((self._effects[one] for one in left), None)
 
     def unreached_steps_at(self, branch: BranchPath, op: OpId) -> Iterator[OpRecord]:
         """Yield what earlier processes recorded of that operation on that branch with other arguments than in this

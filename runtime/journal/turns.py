@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -108,7 +107,9 @@ class Turns:
         self._run: object | None = None  # whose results these are
         self.handed_out = 0
         """The greatest number of a result that was handed out so far."""
-        self._effects: deque[_Place] = deque()  # recorded effects; those that were reached leave it at its front
+        self._effects: list[
+            _Place
+        ] = []  # recorded effects; those that the workflow has reached are left out now and then
         before = since
         for one in sorted(recorded, key=lambda one: one.seq):
             gap = 0.0 if before is None else one.started_at - before
@@ -133,14 +134,14 @@ class Turns:
             place.over = True
             self._look_soon()
 
-    async def past_effects(self) -> None:
-        """Return when the workflow has reached every recorded effect, or does not come to it any more. What it does
-        before that could be done in place of one of them."""
-        while self._effects and (self._effects[0].asked or self._effects[0].over):
-            self._effects.popleft()
-        if not self._effects:
+    async def past_effects(self, concerns: Callable[[str], bool]) -> None:
+        """Return when the workflow has reached the recorded effects whose keys it `concerns`, or does not come to
+        them any more. What it does before that could be done in place of one of them."""
+        self._effects = [one for one in self._effects if not one.asked and not one.over]
+        found = [one for one in self._effects if one.before is not None and concerns(one.before.key)]
+        if not found:
             return
-        last = _Place(set(), seq=self._effects[-1].seq, asked=True)
+        last = _Place(set(), seq=found[-1].seq, asked=True)
         self._push(last)
         try:
             await self.take(last)

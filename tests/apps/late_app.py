@@ -223,3 +223,16 @@ async def of_a_clock() -> str:
     why = await pay(next(CLOCK))
     await stop()
     return why
+
+
+@step(effect="irreversible")
+async def refund() -> str:
+    PAID.append("refund")
+    return "refund"
+
+
+@workflow
+async def of_another_way() -> str:
+    why = await (pay("ship") if next(CLOCK) == "two" else refund())
+    await stop()
+    return why

@@ -15,7 +15,7 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.runtime.errors import EffectNotMet, RunFailed, RunNotFound, RunWaiting
-from ramify.runtime.journal import cancelled_calls
+from ramify.runtime.journal import cancelled_calls, turns
 from ramify.runtime.journal.inbox import question_id
 from ramify.runtime.records import OpStatus
 from ramify.serving.client import LLMClient
@@ -236,3 +236,16 @@ async def test_an_irreversible_step_is_not_done_again_with_what_a_clock_gives_it
     assert late_app.PAID == ["one"]
     base = (await runtime.store.checkpoints(run))[0]
     assert await runtime.resume(run, back_to=base.id) == "three", "a person went back, and knows of it"
+
+
+async def test_an_irreversible_step_is_not_done_in_place_of_another_one(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_app, "CLOCK", iter(["one", "two"]))
+    monkeypatch.setattr(turns, "_SLACK", 0.0)
+    monkeypatch.setattr(turns, "_LEAST_S", 0.0)
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(late_app.of_another_way)
+    with pytest.raises(RunFailed, match="effect of step 'refund'"):
+        await runtime.resume(str(runtime.last_run_id))
+    assert late_app.PAID == ["refund"]
