@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from ramify.runtime.journal.failures import CANCELLED, STANDS, RaisedBy
+from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.journal.journal import Journal
-from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.records import CANCELLED, STANDS, OpRecord, OpStatus
 from ramify.runtime.user_code.task_waits import LEFT
 
 _SLACK, _LEAST_S = 1.5, 2.0

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.compiler.plan import OpKind
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import AlreadyAnswered, AmbiguousRef, RunError, RunNotFound, SeveralQuestions
-from ramify.runtime.journal.failures import CANCELLED, STANDS
-from ramify.runtime.records import ROOT, AnswerRecord, BranchPath, OpRecord, OpStatus, RunId
+from ramify.runtime.records import CANCELLED, ROOT, STANDS, AnswerRecord, BranchPath, OpRecord, OpStatus, RunId
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore

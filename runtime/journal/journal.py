@@ -21,12 +21,12 @@ from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.commits_behind import CommitsBehind
-from ramify.runtime.journal.failures import STANDS
 from ramify.runtime.journal.recorded_order import CALLED_AFTER, IN_TURNS
 from ramify.runtime.journal.recorded_run import RecordedRun
 from ramify.runtime.records import (
     LEGAL_SETTLEMENTS,
     ROOT,
+    STANDS,
     BranchPath,
     CheckpointId,
     CheckpointRecord,

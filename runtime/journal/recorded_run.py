@@ -12,13 +12,14 @@ from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_na
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
 from ramify.runtime.journal.equal_calls import EqualCalls
-from ramify.runtime.journal.failures import CANCELLED, READ, Followers, tried_again
+from ramify.runtime.journal.failures import READ, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
 from ramify.runtime.journal.recorded_errors import decoded
 from ramify.runtime.journal.recorded_order import RESULTS, RecordedOrder, is_instead
 from ramify.runtime.journal.turns import Turns
 from ramify.runtime.records import (
     AGAIN,
+    CANCELLED,
     HAPPENED,
     BranchPath,
     CheckpointId,
