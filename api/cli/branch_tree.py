@@ -151,7 +151,12 @@ def _step(row: OpRecord) -> Entry:
     look = Look.TAKEN if row.reused_from else Look.PLAIN
     if row.status is OpStatus.FAILED:
         look = Look.BAD
-    return Entry(printable(row.step or row.op_id), printable(row.summary or row.error or ""), look, row.op_id)
+    return Entry(name_of(row), printable(row.summary or row.error or ""), look, row.op_id)
+
+
+def name_of(row: OpRecord) -> str:
+    """Return how a row is called in one line: a step by its name."""
+    return "question" if row.kind is OpKind.INTERRUPT else printable(row.step or row.op_id)
 
 
 def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[TreeLine]:
