@@ -112,6 +112,14 @@ AGAIN = "again"
 WARM = "warm"
 """The attribute of a SEAL or MERGE row: what the sandbox keeps ready for forks of its snapshot, and why."""
 
+STANDS = "stands"
+"""The attribute of a failed row: "yes" if a resume raises its error again, "no" once a run has ended with it. Rows of
+versions before 0.2 have none."""
+
+CANCELLED = "cancelled"
+"""The attribute of a failed row whose call the workflow cancelled: how many seconds after its process had begun. A
+timer of the workflow fires no later than that in another process, which has the results before it at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpRecord:

@@ -12,6 +12,8 @@ from ramify.inspect.text import printable
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus
 
 REUSED, MERGED, FAILED = "↺", "✓", "✗"
+CANCELLED = (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE, OpKind.INTERRUPT)
+"""Kinds of rows that fail only because the workflow cancelled the operation."""
 
 
 class Look(StrEnum):
@@ -83,7 +85,7 @@ class BranchTree:
             return
         self._seen.add(row.seq)
         branch = self._branch(row.branch)
-        if row.status is OpStatus.FAILED and row.kind in (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE):
+        if row.status is OpStatus.FAILED and row.kind in CANCELLED:
             branch.entries.append(_step(row))  # the workflow cancelled it
             return
         match row.kind:
@@ -149,7 +151,12 @@ def _step(row: OpRecord) -> Entry:
     look = Look.TAKEN if row.reused_from else Look.PLAIN
     if row.status is OpStatus.FAILED:
         look = Look.BAD
-    return Entry(printable(row.step or row.op_id), printable(row.summary or row.error or ""), look, row.op_id)
+    return Entry(name_of(row), printable(row.summary or row.error or ""), look, row.op_id)
+
+
+def name_of(row: OpRecord) -> str:
+    """Return how a row is called in one line: a step by its name."""
+    return "question" if row.kind is OpKind.INTERRUPT else printable(row.step or row.op_id)
 
 
 def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[TreeLine]:

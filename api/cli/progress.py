@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, TreeLine
+from ramify.cli.branch_tree import CANCELLED, FAILED, MERGED, REUSED, BranchTree, TreeLine, name_of
 from ramify.compiler.plan import OpKind
 from ramify.inspect.text import count, printable, seconds
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone, Recovered, RunEnded, RunStarted
@@ -174,8 +174,8 @@ def _op_line(row: OpRecord) -> str | None:
 
 def _op_text(row: OpRecord) -> str | None:
     """Each kind has an arm that returns, so that mypy reports a missing kind."""
-    if row.status is OpStatus.FAILED and row.kind in (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE):
-        return f"{FAILED} {printable(row.op_id)}: {printable(row.summary)}"  # the workflow cancelled it
+    if row.status is OpStatus.FAILED and row.kind in CANCELLED:
+        return f"{FAILED} {name_of(row)}: {printable(row.summary)}"  # the workflow cancelled it
     match row.kind:
         case OpKind.RUN | OpKind.CALL_TOOL | OpKind.BREAK:
             mark = {OpStatus.FAILED: f"{FAILED} "}.get(row.status, f"{REUSED} " if row.reused_from else "")

@@ -114,7 +114,8 @@ class Fence:
     outside: Outside
     op: OpId
     foreseen: bool = True  # the plan with which the run began contains the operation
-    once: bool = False  # the code was changed since, and a branch calls the operation at most once
+    once: bool = False  # a branch calls the operation at most once
+    was_changed: bool = False  # a change of the code was accepted since the run began
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
 
     @property
@@ -145,6 +146,7 @@ class Fence:
         self.journal.refuse_when_stopped()
         if before is None:
             self._refuse_other_arguments()
+            self._refuse_after_left_out()
         if before is None and not self.foreseen:
             self._refuse_equal()
         try:
@@ -165,17 +167,16 @@ class Fence:
             EffectNotMet(
                 f"step {self.step!r} is irreversible, and run {self.run} did not record its call at this "
                 f"place. The journal holds an equal effect, with the same arguments, on branch {equal.branch} "
-                f"({equal.status}, its "
-                f"idempotency key is {equal.idempotency_key}), which the workflow has not reached: it may be this "
-                "one, so it is not done again. Restore the earlier code, or call the step with arguments that "
-                "tell the two apart",
+                f"({equal.status}, its idempotency key is {equal.idempotency_key}), which the workflow has not "
+                "reached: it may be this one, so it is not done again. Restore the earlier code, or call the step "
+                "with arguments that tell the two apart",
                 run_id=self.run,
                 key=equal.key,
             )
         )
 
     def _refuse_other_arguments(self) -> None:
-        """Raise `EffectNotMet` if a code change gave other arguments to the call of an effect that took place."""
+        """Raise `EffectNotMet` if this is the call of an effect that took place, with other arguments than then."""
         for effect in self.journal.unreached_effects_at(self.branch, self.op):
             why = self._why_same_call(effect) if effect.step == self.step else None
             if why is not None:
@@ -183,23 +184,55 @@ class Fence:
                     EffectNotMet(
                         f"step {self.step!r} is irreversible, and run {self.run} recorded this call of it on branch "
                         f"{effect.branch} with other arguments ({effect.status}, its idempotency key is "
-                        f"{effect.idempotency_key}): {why}. It is not done a second time. Bring back what gave the "
-                        "call its arguments (a new parameter may have a default), or keep it for runs in flight "
-                        "under `if not ramify.patched(...)`",
+                        f"{effect.idempotency_key}): {why[0]}. It is not done a second time. {why[1]}",
                         run_id=self.run,
                         key=effect.key,
                     )
                 )
 
-    def _why_same_call(self, effect: EffectRecord) -> str | None:
-        """Return why this is the recorded call with other arguments; None if it may be another call."""
+    def _refuse_after_left_out(self) -> None:
+        """Raise `EffectNotMet` if the workflow has taken another way than the one on which it had an effect."""
+        missed = self.journal.left_out_effect(self.key)
+        if missed is None:
+            return
+        raise self.journal.stop(
+            EffectNotMet(
+                f"step {self.step!r} is irreversible and was not done before. Run {self.run} has recorded the "
+                f"effect of step {missed.step!r} ({missed.status}, its idempotency key is {missed.idempotency_key}), "
+                f"which the workflow has not reached this time, so this may be done in place of it. {self._depends}",
+                run_id=self.run,
+                key=missed.key,
+            )
+        )
+
+    def _why_same_call(self, effect: EffectRecord) -> tuple[str, str] | None:
+        """Return why this is the recorded call with other arguments, and what to do; None if it may be another
+        call."""
+        restore = (
+            "Bring back what gave the call its arguments (a new parameter may have a default), or keep it for runs "
+            "in flight under `if not ramify.patched(...)`"
+        )
         before, now = json.loads(effect.args_json), json.loads(self.arguments)
         if before.keys() != now.keys():
-            return f"the step took {_listed(before)} then, and takes {_listed(now)} now"
+            return f"the step took {_listed(before)} then, and takes {_listed(now)} now", restore
         differ = [name for name in now if not codec.is_same(*(json.dumps(given[name]) for given in (before, now)))]
         if differ and self.defaults.issuperset(differ):
-            return f"the defaults of {_listed(differ)} have changed"
-        return f"the changed code gives {_listed(differ)} another value" if differ and self.once else None
+            return f"the defaults of {_listed(differ)} have changed", restore
+        if not differ or not self.once:
+            return None
+        if self.was_changed:
+            return f"the changed code gives {_listed(differ)} another value", restore
+        if effect.intended_at < self.journal.went_back_at:
+            return None  # a person went back to before it, and knows of it
+        return f"the workflow now gives {_listed(differ)} another value", self._depends
+
+    @property
+    def _depends(self) -> str:
+        return (
+            "What the workflow does depends on more than its arguments and the results of steps: on a clock, on "
+            "random numbers, or on the order of a set. Let a step return that. "
+            f"`ramify resume {self.run} --from STATE` goes back to before the call"
+        )
 
     def done(self, result_json: str | None, note: str = "") -> EffectRecord:
         """Return the effect with its result, to be committed with the step's row. None: the result cannot be

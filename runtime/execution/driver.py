@@ -163,6 +163,7 @@ async def _go_on(
 ) -> Any:
     """Run the workflow from the end of its journal. The caller holds the run."""
     ops, llm, ledger = recorded.ops, recorded.llm, recorded.ledger
+    changed = was_changed(plan, ops)
     journal = Journal(
         services.store,
         record,
@@ -171,6 +172,7 @@ async def _go_on(
         effects=ledger,
         elsewhere=recorded.elsewhere,
         failed=standing_failures(ops, llm, ledger, all_caught=recorded.all_caught),
+        was_changed=changed,
         flush=services.snapshots.flush,
         clock=services.clock,
         emit=services.emit,
@@ -192,7 +194,7 @@ async def _go_on(
         recovery=recovery,
         costs=CostModel().learn(ops),
         careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
-        was_changed=was_changed(plan, ops),
+        was_changed=changed,
     )
     run.worlds.recovery = recovery
     run.worlds.warm = WarmStates(plan, run.worlds.spec)

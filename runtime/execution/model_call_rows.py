@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.journal import recorded_errors
-from ramify.runtime.journal.failures import STANDS
-from ramify.runtime.records import LLMRecord, OpRecord, OpStatus
+from ramify.runtime.records import STANDS, LLMRecord, OpRecord, OpStatus
 
 
 def failed_row(first: LLMRecord, error: Exception, begun: float, now: float) -> OpRecord:

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ramify.runtime.user_code.task_waits import LEFT
+
 LOOK_S = 0.25
 """Seconds between two looks for answers in the database, while other tasks of the run make progress."""
 BUSY_S = 0.02
@@ -76,8 +78,7 @@ class QuestionWaits:
         self._main = asyncio.current_task()
 
     def answer(self, key: str) -> str | None:
-        """Return the encoded answer to the question, or None. EvictionMarks the question as reached in this
-        process."""
+        """Return the encoded answer to the question, or None. Marks the question as reached in this process."""
         self._met.add(key)
         return self._answers.get(key)
 
@@ -106,7 +107,7 @@ class QuestionWaits:
     async def end(self) -> None:
         """Cancel all waiting tasks: the workflow has ended. Call this before the journal is closed."""
         for future in self._parked.values():
-            future.cancel()
+            future.cancel(LEFT)
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()

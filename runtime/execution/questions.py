@@ -2,13 +2,14 @@
 
 The question is a journal row with the status ASKED. The answer is stored under the question's key (`inbox`), and
 becomes a journal row with the status DONE when a process of the run reaches the question. In between no process of
-the
-run needs to exist: a resume reaches the same question at the same place.
+the run needs to exist: a resume reaches the same question at the same place. A question that the workflow cancels, by
+a timeout for example, is withdrawn: a resume waits until it is cancelled again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ramify.compiler.plan import OpId, OpKind
@@ -18,6 +19,7 @@ from ramify.runtime.errors import RunWaiting
 from ramify.runtime.events import Noticed
 from ramify.runtime.execution.question_waits import AnswersNeeded, QuestionWaits, RunCallbacks
 from ramify.runtime.execution.run import Run, RunScope, new_row, seal_before
+from ramify.runtime.journal.cancelled_calls import cancelled_as_before
 from ramify.runtime.journal.inbox import OpenQuestion, as_question, listed, unanswered_rows
 from ramify.runtime.records import AnswerRecord, OpRecord, OpStatus, RunId
 from ramify.runtime.store import RunStore
@@ -35,7 +37,12 @@ def begin_asking(scope: RunScope, question: Any, site: CallSite) -> Awaitable[An
 
 
 async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:
-    async with scope.run.journal.turns.of(key):
+    began, said = scope.run.clock(), _summary(question)
+
+    def row() -> OpRecord:
+        return replace(_row(scope, op, key, question, question, OpStatus.FAILED), started_at=began)
+
+    async with cancelled_as_before(scope.run.journal, key, f"the question {said!r}", row):
         return await _answer(scope, op, key, question)
 
 
@@ -71,8 +78,12 @@ def _row(scope: RunScope, op: OpId, key: str, question: str, result: str, status
         result_json=result,
         result_digest=codec.digest_text(result),
         started_at=scope.run.clock(),
-        summary=str(codec.decode(result)).partition("\n")[0][:80],
+        summary=_summary(result),
     )
+
+
+def _summary(encoded: str) -> str:
+    return str(codec.decode(encoded)).partition("\n")[0][:80]
 
 
 def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Sequence[AnswerRecord]) -> QuestionWaits:

@@ -105,7 +105,8 @@ class Run:
     def works(self) -> bool:
         """Whether an operation is in progress that does not wait for a person."""
         steps = any(begun.started and not begun.ended for begun in self.begun.values())
-        return steps or self.at_work > 0 or self.calls.under_way > 0 or self.journal.turns.waiting
+        waits = self.journal.turns.waiting or self.journal.await_cancels > 0
+        return steps or self.at_work > 0 or self.calls.under_way > 0 or waits
 
     def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
         return find_op(self.plan, kind, site, step)

@@ -12,10 +12,12 @@ from typing import Any
 from ramify.compiler.plan import ADDED, UNORDERED, Effect, OpId, OpKind, PlanOp
 from ramify.fork_engine.gc_pins import Ground
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
 from ramify.runtime.execution.run import RunScope, StepFrame, new_row
 from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS
+from ramify.runtime.journal.recorded_order import is_instead
 from ramify.runtime.records import OpRecord
 from ramify.runtime.reuse.commands import ReusableCommands
 from ramify.runtime.user_code.fork_guard import InOneProcess
@@ -147,13 +149,13 @@ class StepCall:
         branch, outside = self.scope.branch.path, self.step.outside
         named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
         foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs and not run.was_changed
-        return Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, self.defaults)
+        fence = Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, run.was_changed)
+        return replace(fence, defaults=self.defaults)
 
     @property
     def is_once(self) -> bool:
-        """Whether the run's code was changed since it began, and a branch calls this operation at most once."""
-        origin = self.op.origin
-        return self.scope.run.was_changed and origin is not None and not origin.repeats
+        """Whether a branch calls this operation at most once."""
+        return self.op.origin is not None and not self.op.origin.repeats
 
     def row(self, **changes: Any) -> OpRecord:
         args = {"step": self.step.name, "args_digest": self.args_digest, **changes}
@@ -205,6 +207,17 @@ async def run_code(call: StepCall, face: Sandbox | None, attempt: int) -> Any:
     with entered(scope):
         arguments = codec.decode(call.arguments) if call.plain is None else dict(call.plain)
         return await call_step(call.step, arguments, face)
+
+
+async def after_recorded_effects(call: StepCall) -> None:
+    """Let an irreversible step that no process has begun wait until the workflow has reached the recorded ones: if it
+    takes another way than before, both would be done. It does not hold its branch meanwhile, which they may need."""
+    journal = call.scope.run.journal
+    if call.step.effect is not Effect.IRREVERSIBLE or journal.is_recorded(call.key):
+        return
+    if journal.effect(call.key) is None:
+        refuse_unstorable_return(call.step.function, f"step {call.step.name!r}")
+        await journal.turns.past_effects(lambda key: is_instead(key, call.key))
 
 
 def reusable_commands(call: StepCall, attempt: int, ground: Ground) -> ReusableCommands:

@@ -13,8 +13,7 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.step_call import StepCall, StepTimeout
 from ramify.runtime.journal import recorded_errors
-from ramify.runtime.journal.failures import STANDS
-from ramify.runtime.records import DOUBTFUL, EffectStatus, OpStatus
+from ramify.runtime.records import DOUBTFUL, STANDS, EffectStatus, OpStatus
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError

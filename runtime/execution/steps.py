@@ -34,6 +34,7 @@ from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
 from ramify.runtime.execution.step_call import (
     StepCall,
     StepDef,
+    after_recorded_effects,
     bind_with_defaults,
     is_plain,
     run_attempt,
@@ -128,6 +129,7 @@ async def _perform(call: StepCall) -> Any:
             done = run.journal.knows(call.key)
             if not done:
                 await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
+                await after_recorded_effects(call)
             value = await _perform_on_branch(call)
             if done:  # the branch is in the state after it by now, as it was when the step was cancelled
                 await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
@@ -248,6 +250,7 @@ def _refuse_repetition(call: StepCall) -> None:
         )
     if (
         call.step.effect is Effect.UNKNOWN
+        and run.was_changed
         and call.is_once
         and any(run.journal.unreached_steps_at(branch.path, call.op.id))
     ):

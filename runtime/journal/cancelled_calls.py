@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from ramify.runtime.journal.failures import CANCELLED, STANDS, RaisedBy
+from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.journal.journal import Journal
-from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.records import CANCELLED, STANDS, OpRecord, OpStatus
+from ramify.runtime.user_code.task_waits import LEFT
 
 _SLACK, _LEAST_S = 1.5, 2.0
 """A call that an earlier process cancelled N seconds after its beginning is begun after all if it is not cancelled
@@ -29,14 +30,18 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
     if cancelled_s is None:
         return
     left = _SLACK * cancelled_s + _LEAST_S - journal.age_s()
-    if left > _SILENT_S:
-        await asyncio.sleep(_SILENT_S)
-        left -= _SILENT_S
-        journal.notice(
-            f"an earlier process cancelled {what} after {cancelled_s:.0f} s: it waits for the same, and begins "
-            f"in {left:.0f} s if it is not"
-        )
-    await asyncio.sleep(max(0.0, left))
+    journal.await_cancels += 1  # so the run does not stop for a person before that
+    try:
+        if left > _SILENT_S:
+            await asyncio.sleep(_SILENT_S)
+            left -= _SILENT_S
+            journal.notice(
+                f"an earlier process cancelled {what} after {cancelled_s:.0f} s: it waits for the same, and begins "
+                f"in {left:.0f} s if it is not"
+            )
+        await asyncio.sleep(max(0.0, left))
+    finally:
+        journal.await_cancels -= 1
 
 
 @asynccontextmanager
@@ -71,7 +76,7 @@ async def record_cancelled(
         and called nothing more.
     had_result: whether an earlier process recorded the result of the call. None: the row's key tells.
     """
-    if journal.unwinds or journal.stopped is not None or journal.is_over:
+    if journal.unwinds or journal.stopped is not None or journal.is_over or (error and LEFT in error.args):
         return
     if journal.cancelled_s(row.key) is None:
         if journal.was_recorded(row.key) if had_result is None else had_result:

@@ -25,6 +25,8 @@ from weakref import WeakKeyDictionary
 from ramify.compiler.plan import OpKind
 from ramify.runtime.journal.recorded_errors import RAISED
 from ramify.runtime.records import (
+    CANCELLED,
+    STANDS,
     BranchPath,
     CheckpointId,
     EffectRecord,
@@ -34,16 +36,8 @@ from ramify.runtime.records import (
     checkpoint_id,
 )
 
-STANDS = "stands"
-"""The attribute of a failed row: "yes" if a resume raises its error again, "no" once a run has ended with it. Rows of
-versions before 0.2 have none."""
-
 READ = "read"
 """The attribute of a row of a streamed model call without an answer: the text that the workflow had read by then."""
-
-CANCELLED = "cancelled"
-"""The attribute of a failed row whose call the workflow cancelled: how many seconds after its process had begun. A
-timer of the workflow fires no later than that in another process, which has the results before it at once."""
 
 
 def standing_failures(

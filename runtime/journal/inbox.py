@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.compiler.plan import OpKind
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import AlreadyAnswered, AmbiguousRef, RunError, RunNotFound, SeveralQuestions
-from ramify.runtime.records import ROOT, AnswerRecord, BranchPath, OpRecord, OpStatus, RunId
+from ramify.runtime.records import CANCELLED, ROOT, STANDS, AnswerRecord, BranchPath, OpRecord, OpStatus, RunId
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
@@ -72,13 +72,24 @@ def unanswered_rows(rows: Iterable[OpRecord], answers: Iterable[AnswerRecord] = 
     """Return the rows of unanswered questions, in the order in which they were asked. If a run went back to before an
     answer, its question is open again."""
     found = list(rows)
-    closed = {(row.run_id, row.key) for row in found if row.status is OpStatus.DONE}
+    closed = {(row.run_id, row.key) for row in found if row.status is OpStatus.DONE} | _withdrawn(found)
     closed |= {(one.run_id, one.key) for one in answers}
     asked: dict[tuple[RunId, str], OpRecord] = {}
     for row in found:
         if row.status is OpStatus.ASKED and (row.run_id, row.key) not in closed:
             asked.setdefault((row.run_id, row.key), row)
     return list(asked.values())
+
+
+def _withdrawn(rows: Iterable[OpRecord]) -> set[tuple[RunId, str]]:
+    """Return the keys of the questions that the workflow cancelled, because of a timeout for example, and went on."""
+    found = set()
+    for row in rows:
+        if row.status is OpStatus.FAILED and CANCELLED in row.attrs and row.attrs.get(STANDS) == "yes":
+            found.add((row.run_id, row.key))
+        elif row.status is OpStatus.ASKED:  # it was not cancelled again, and asks again
+            found.discard((row.run_id, row.key))
+    return found
 
 
 def named_answer(text: str) -> tuple[str | None, str]:
@@ -103,9 +114,14 @@ class Inbox:
     """The questions of one run: all that were ever asked, those that are open, and the answers."""
 
     def __init__(
-        self, run: RunId, ever: Sequence[OpenQuestion], open: Sequence[OpenQuestion], answers: Sequence[AnswerRecord]
+        self,
+        run: RunId,
+        ever: Sequence[OpenQuestion],
+        open: Sequence[OpenQuestion],
+        answers: Sequence[AnswerRecord],
+        withdrawn: Collection[str] = (),
     ) -> None:
-        self.run, self.open = run, list(open)
+        self.run, self.open, self._withdrawn = run, list(open), withdrawn
         self._ever = {question.key: question for question in [*ever, *open]}
         self._answers = {one.key: one for one in answers if one.key in self._ever}
 
@@ -137,7 +153,8 @@ class Inbox:
         ]
         known = [*earlier, *answers]
         asked = unanswered_rows(interrupts, known)
-        return cls(run, [as_question(row) for row in first.values()], [as_question(row) for row in asked], known)
+        ever, open = [as_question(row) for row in first.values()], [as_question(row) for row in asked]
+        return cls(run, ever, open, known, {key for _, key in _withdrawn(interrupts)})
 
     def bound(self, given: Given, now: float, by: str) -> list[AnswerRecord]:
         """Return the answers as rows, each bound to its question. Raises `AlreadyAnswered`, `AmbiguousRef`,
@@ -150,6 +167,12 @@ class Inbox:
         for key in keys:
             if (before := self._answers.get(key)) is not None:
                 raise self.answered(before)
+            if key in self._withdrawn:
+                asked = self._ever[key]
+                raise RunNotFound(
+                    f"question {asked.id} ({asked.summary}) of run {self.run} is not open any more: the workflow "
+                    "cancelled it, because of a timeout for example, and went on without an answer"
+                )
         return [AnswerRecord(self.run, key, text, now, by) for key, text in keys.items()]
 
     def _only(self) -> OpenQuestion:

@@ -7,6 +7,7 @@ occurrence of these three. It contains neither the run's id nor a time, so a res
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,14 @@ from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
-from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
+from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.commits_behind import CommitsBehind
-from ramify.runtime.journal.failures import STANDS
+from ramify.runtime.journal.recorded_order import CALLED_AFTER, IN_TURNS
 from ramify.runtime.journal.recorded_run import RecordedRun
 from ramify.runtime.records import (
     LEGAL_SETTLEMENTS,
     ROOT,
+    STANDS,
     BranchPath,
     CheckpointId,
     CheckpointRecord,
@@ -73,12 +75,22 @@ class Journal(RecordedRun):
         effects: Sequence[EffectRecord] = (),
         elsewhere: Sequence[EffectRecord] = (),
         failed: Mapping[str, OpRecord] = MappingProxyType({}),
+        was_changed: bool = False,
         flush: Callable[[], None],
         clock: Callable[[], float],
         timer: Callable[[], float] = time.monotonic,
         emit: Callable[[Event], None],
     ) -> None:
-        super().__init__(run, ops=ops, llm=llm, effects=effects, elsewhere=elsewhere, failed=failed, emit=emit)
+        super().__init__(
+            run,
+            ops=ops,
+            llm=llm,
+            effects=effects,
+            elsewhere=elsewhere,
+            failed=failed,
+            was_changed=was_changed,
+            emit=emit,
+        )
         self._store = store
         self._clock = clock
         self._flush = flush
@@ -88,15 +100,13 @@ class Journal(RecordedRun):
         self._over = False
         self.unwinds = False
         """Whether the run itself is being stopped, so that what is cancelled is not cancelled by the workflow."""
+        self.await_cancels = 0
+        """How many operations wait to be cancelled again, as an earlier process cancelled them."""
         self.behind = CommitsBehind()
         self.streams: dict[str, Callable[[], OpRecord | None]] = {}
         """Streamed answers that are being read, by key: each returns the row of what was read since its last row."""
         self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
-
-    def notice(self, what: str) -> None:
-        """Tell observers something about the run."""
-        self._emit(Noticed(self._run.id, what))
 
     def age_s(self) -> float:
         """Return the seconds since this process began to work on the run."""
@@ -188,13 +198,21 @@ class Journal(RecordedRun):
         self, rows: tuple[OpRecord, ...], checkpoint: tuple[Branch, Snapshot, str] | None
     ) -> tuple[list[OpRecord], list[CheckpointRecord]]:
         self._refuse_when_over()
-        numbered = [row.numbered(self._next_seq()) for row in rows]
+        numbered = [self._with_place(row).numbered(self._next_seq()) for row in rows]
         for row in numbered:
             if row.status in (OpStatus.DONE, OpStatus.FAILED):
                 self.turns.numbered(row.key, row.seq, is_last=row.status is OpStatus.FAILED)
         made = [] if checkpoint is None else [self._checkpoint(numbered[-1], *checkpoint)]
         crash_points.point("rows numbered")
         return numbered, made
+
+    def _with_place(self, row: OpRecord) -> OpRecord:
+        """Return the row of a result with the place of its call, if results were handed out in between."""
+        if row.status not in (OpStatus.DONE, OpStatus.FAILED) or (at := self._called_after.get(row.key)) is None:
+            return row
+        if at == self.turns.handed_out or row.kind not in IN_TURNS:
+            return row
+        return replace(row, attrs={**row.attrs, CALLED_AFTER: str(at)})
 
     def _know(
         self,
@@ -267,6 +285,9 @@ class Journal(RecordedRun):
         await self.behind.settled()
         self._refuse_when_over()
         numbered = replace(row, seq=self._next_seq())
+        if row.step_key is None and (at := self._called_after.get(row.key)) not in (None, self.turns.handed_out):
+            marks = {**json.loads(row.tags_json), CALLED_AFTER: str(at)}
+            numbered = replace(numbered, tags_json=json.dumps(marks))
         self.turns.numbered(row.key, numbered.seq)
         crash_points.point("answer numbered")
         await self._store.commit(self._run.id, llm=[numbered], update=self._touch())

@@ -10,14 +10,16 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names, names_classes
 from ramify.runtime.errors import Diverged
-from ramify.runtime.events import Event, LLMDone, OpDone
+from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
 from ramify.runtime.journal.equal_calls import EqualCalls
-from ramify.runtime.journal.failures import CANCELLED, READ, Followers, tried_again
+from ramify.runtime.journal.failures import READ, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
 from ramify.runtime.journal.recorded_errors import decoded
-from ramify.runtime.journal.turns import Recorded, Turns
+from ramify.runtime.journal.recorded_order import RESULTS, RecordedOrder, is_instead
+from ramify.runtime.journal.turns import Turns
 from ramify.runtime.records import (
     AGAIN,
+    CANCELLED,
     HAPPENED,
     BranchPath,
     CheckpointId,
@@ -38,6 +40,7 @@ class RecordedRun:
     ops, llm, effects: the recorded rows of the run.
     elsewhere: effects of the runs from which this run was forked, nearest first.
     failed: the failed rows that stand, by key (`ramify.runtime.journal.failures`).
+    was_changed: a change of the code was accepted since the run began.
     emit: gets an event for each operation that is served.
     """
 
@@ -50,6 +53,7 @@ class RecordedRun:
         effects: Sequence[EffectRecord],
         elsewhere: Sequence[EffectRecord],
         failed: Mapping[str, OpRecord],
+        was_changed: bool = False,
         emit: Callable[[Event], None],
     ) -> None:
         self._run = run
@@ -81,7 +85,13 @@ class RecordedRun:
         """Why nothing new begins and the run ends, even if the workflow caught the error: an effect in doubt, a wrong
         reuse hit (decision 005), or open questions (decision 075)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
-        self.turns = Turns(_in_turns(ops, llm, failed.values()), self.followers.returned)
+        self.went_back_at = max((row.started_at for row in ops if row.kind is OpKind.RESTORE), default=0.0)
+        """When a person last took the run back to a checkpoint, in Unix seconds; 0: never."""
+        order = RecordedOrder(run, ops, llm, effects, failed, was_changed, self.went_back_at)
+        self.turns = Turns(order.places(), self.followers.returned, since=order.began, notice=self.notice)
+        self._called_after: dict[
+            str, int
+        ] = {}  # the last result handed out before the call, until the call has a row
         self._occurrences: dict[str, dict[str, int]] = {}  # by the first part of the place
         self.equal = EqualCalls(self._before, llm)
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
@@ -95,6 +105,10 @@ class RecordedRun:
             if row.kind is OpKind.FORK and row.status is OpStatus.DONE:
                 self._places[row.branch, row.op_id] += 1
 
+    def notice(self, what: str) -> None:
+        """Tell observers something about the run."""
+        self._emit(Noticed(self._run.id, what))
+
     def key(self, *parts: str) -> str:
         """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""
         place = "|".join(parts)
@@ -104,6 +118,7 @@ class RecordedRun:
         counted[place] = occurrence + 1
         key = f"{place}|{occurrence}"
         self._asked.add(key)
+        self._called_after[key] = self.turns.handed_out
         self.followers.called(key)
         self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
@@ -347,6 +362,11 @@ class RecordedRun:
         found = (self._effects[key] for key in self._unmet.get(f"{branch}|{op}", ()))
         return (effect for effect in found if effect.status in HAPPENED)
 
+    def left_out_effect(self, key: str) -> EffectRecord | None:
+        """Return an effect in place of which the workflow could do that of `key`, and that it has not reached."""
+        left = (one for one in self.turns.left_out if one not in self._asked and is_instead(one, key))
+        return next((self._effects[one] for one in left), None)
+
     def unreached_steps_at(self, branch: BranchPath, op: OpId) -> Iterator[OpRecord]:
         """Yield what earlier processes recorded of that operation on that branch with other arguments than in this
         process."""
@@ -365,31 +385,15 @@ class RecordedRun:
         return [e for e in self._effects.values() if e.branch == branch or e.branch.startswith(below)]
 
 
-_MET = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
-
-
 def _keys_of(
     ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
 ) -> dict[str, BranchPath]:
     """Return the keys that a replay of these rows reaches, with their branches."""
-    found = {row.key: row.branch for row in ops if row.kind in _MET and row.status in (OpStatus.DONE, OpStatus.ASKED)}
+    rows = (row for row in ops if row.kind in RESULTS and row.status in (OpStatus.DONE, OpStatus.ASKED))
+    found = {row.key: row.branch for row in rows}
     found |= {call.key: call.branch for call in llm if call.step_key is None}
     return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}
 
 
-_IN_TURNS = (*_MET, OpKind.RELEASE, OpKind.CALL_LLM)  # the last: a stage of model calls that failed
-
 _SETTLED = (EffectStatus.APPROVED, EffectStatus.AGAIN)
 """A person has said whether the effect happened, which counts for more than the error of then."""
-
-
-def _in_turns(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], failed: Iterable[OpRecord]) -> Iterator[Recorded]:
-    """Yield the results that a replay hands to the workflow."""
-    failures = {row.key: row for row in failed}  # of a call that was done and then cancelled, the later row counts
-    done = (row for row in ops if row.status is OpStatus.DONE and row.key not in failures)
-    for row in chain(done, failures.values()):
-        if row.kind in _IN_TURNS:
-            yield Recorded(row.key, row.seq, row.started_at, row.ended_at)
-    for call in llm:
-        if call.step_key is None and call.key not in failures:
-            yield Recorded(call.key, call.seq, call.started_at, call.ended_at)

@@ -6,14 +6,19 @@ every later one hand out results in the same order. A result waits until
 - every recorded result with a lower number was handed out, and
 - nothing that the result before it set going is ready to run, so the calls that follow from that result were made.
 
+A call has a place, too, if other results were handed out between it and its own result: those wait until the workflow
+has made it. A timer of the workflow may have made it early. So have effects and questions without a result.
+
 Recorded results that the workflow does not ask for any more, because its code was changed, would stop the others for
-ever. They are left out when nothing else can go on for as long as the recorded run took to come to that call.
+ever. They are left out when nothing else can go on for as long as the recorded run took to come to that call, and no
+timer of the workflow, such as the timeout of `asyncio.wait`, may lead to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -24,16 +29,32 @@ from ramify.runtime.user_code.scope import run_of
 _MOST_AT_ONCE = 32  # results that are handed out without a turn of the event loop
 _MOST_TICKS = 50  # of the event loop, if other tasks of the process keep it busy or it does not tell what is ready
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.05, 5.0
+_SLACK, _LEAST_S = 1.5, 2.0
+"""A call that a process made N seconds after its beginning, perhaps because of a timer, is waited for until a later
+process is _SLACK * N + _LEAST_S seconds old."""
+_SILENT_S = 5.0  # after how long observers are told of that
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded result: its key, the number of its row, and when its call began and ended, in Unix seconds."""
+    """A recorded result: its key, the number of its row, and when its call began and ended, in Unix seconds.
+
+    age_s: its process was not older when the call began. 0: it is not waited for that long.
+    called_after: the number of the last result that was handed out before the call. None: that before its own.
+    only_begun: there is no result; the number is that of the result before it. An irreversible effect, or a question.
+    is_effect: what the workflow does without it could do the same again.
+    what: the operation, for observers.
+    """
 
     key: str
     seq: int
     started_at: float
     ended_at: float
+    age_s: float = 0.0
+    called_after: int | None = None
+    only_begun: bool = False
+    is_effect: bool = False
+    what: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +65,9 @@ class _Place:
     spare: int = 0  # so many of them need no number
     seq: int | None = None  # None: not known yet
     patience_s: float = 0.0
+    before: Recorded | None = None  # what earlier processes recorded
+    call: _Place | None = None  # the place of the call, before that of the result
+    result: _Place | None = None  # the reverse
     asked: bool = False  # the workflow has called the operation in this process
     over: bool = False  # handed out, given up or left out
     turn: asyncio.Future[None] | None = None  # the operation has its result and waits for its turn
@@ -54,10 +78,23 @@ class Turns:
 
     recorded: the results that a replay is expected to ask for.
     returned: is called in the task that gets a result, right before it continues.
+    since: when the run was created, in Unix seconds.
+    notice: tells observers that a call is waited for, and for how long.
     """
 
-    def __init__(self, recorded: Iterable[Recorded], returned: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        recorded: Iterable[Recorded],
+        returned: Callable[[], None] = lambda: None,
+        *,
+        since: float | None = None,
+        notice: Callable[[str], None] = lambda said: None,
+    ) -> None:
         self.returned = returned
+        self.left_out: list[str] = []
+        """Keys of recorded effects that the workflow did not ask for, and that are not waited for any more."""
+        self._begun = time.monotonic()
+        self._notice, self._noticed = notice, set[str]()
         self._recorded: dict[str, _Place] = {}
         self._active: dict[str, _Place] = {}
         self._order: list[tuple[int, int, _Place]] = []  # a heap
@@ -68,12 +105,22 @@ class Turns:
         self._patience: tuple[_Place, asyncio.TimerHandle] | None = None
         self._ticks = self._at_once = 0
         self._run: object | None = None  # whose results these are
-        before: float | None = None
+        self.handed_out = 0
+        """The greatest number of a result that was handed out so far."""
+        self._effects: list[
+            _Place
+        ] = []  # recorded effects; those that the workflow has reached are left out now and then
+        before = since
         for one in sorted(recorded, key=lambda one: one.seq):
             gap = 0.0 if before is None else one.started_at - before
             patience = min(max(_LEAST_PATIENCE_S, 1.5 * gap), _MOST_PATIENCE_S)
-            place = self._recorded[one.key] = _Place(set(), seq=one.seq, patience_s=patience)
+            place = self._recorded[one.key] = _Place(set(), seq=one.seq, patience_s=patience, before=one)
+            if one.called_after is not None:
+                place.call = _Place(set(), seq=one.called_after, patience_s=patience, before=one, result=place)
+                self._push(place.call)
             self._push(place)
+            if one.is_effect:
+                self._effects.append(place)
             before, self._newest = one.ended_at, one.seq
 
     def of(self, *keys: str, spare: int = 0) -> Turn:
@@ -86,6 +133,20 @@ class Turns:
         if (place := self._recorded.pop(key, None)) is not None:
             place.over = True
             self._look_soon()
+
+    async def past_effects(self, concerns: Callable[[str], bool]) -> None:
+        """Return when the workflow has reached the recorded effects whose keys it `concerns`, or does not come to
+        them any more. What it does before that could be done in place of one of them."""
+        self._effects = [one for one in self._effects if not one.asked and not one.over]
+        found = [one for one in self._effects if one.before is not None and concerns(one.before.key)]
+        if not found:
+            return
+        last = _Place(set(), seq=found[-1].seq, asked=True)
+        self._push(last)
+        try:
+            await self.take(last)
+        finally:
+            self.end(last, ())
 
     @property
     def waiting(self) -> bool:
@@ -109,7 +170,13 @@ class Turns:
     def begin(self, keys: tuple[str, ...], spare: int = 0) -> _Place:
         before = [self._recorded.pop(key, None) for key in keys]
         known = [one for one in before if one is not None and one.seq is not None]
-        if len(known) == len(keys) == 1:
+        for one in known:
+            if one.call is not None:
+                one.call.over = True
+        if len(known) == len(keys) == 1 and known[0].before is not None and known[0].before.only_begun:
+            known[0].over = True  # its result gets a number of its own
+            place = _Place(set(keys), spare)
+        elif len(known) == len(keys) == 1:
             place = known[0]
         else:
             place = _Place({key for key, one in zip(keys, before, strict=True) if one is None}, spare)
@@ -133,7 +200,7 @@ class Turns:
         loop = asyncio.get_running_loop()
         if self._at_once < _MOST_AT_ONCE and self._first() is place and self._is_idle(loop):
             self._at_once += 1
-            place.over = True
+            self._hand_out(place)
             return
         self._at_once = 0
         place.turn = loop.create_future()
@@ -160,6 +227,10 @@ class Turns:
             heapq.heappop(self._order)
         return self._order[0][2] if self._order else None
 
+    def _hand_out(self, place: _Place) -> None:
+        place.over = True
+        self.handed_out = max(self.handed_out, place.seq or 0)
+
     def _look_soon(self) -> None:
         if self._waiting and self._next is None:
             self._ticks = 0
@@ -182,7 +253,7 @@ class Turns:
         if first is None:
             return
         if first.turn is not None:
-            first.over = True
+            self._hand_out(first)
             self._waiting.discard(first)
             if not first.turn.done():
                 first.turn.set_result(None)
@@ -204,9 +275,39 @@ class Turns:
         """Leave out the recorded results that the workflow does not ask for, up to the first that it did ask for."""
         self._patience = None
         if self._waiting and self._first() is missing and not missing.asked:
+            if self._may_still_come(missing):
+                again = asyncio.get_running_loop().call_later(missing.patience_s, self._leave_out, missing)
+                self._patience = missing, again
+                return
             while (first := self._first()) is not None and not first.asked:
                 first.over = True
+                if first.result is not None:
+                    first.result.over = not first.result.asked
+                if first.before is not None and first.before.is_effect:
+                    self.left_out.append(first.before.key)
         self._look_soon()
+
+    def _may_still_come(self, missing: _Place) -> bool:
+        """Whether the workflow may make this call because of a timer, at the age at which it made it before.
+
+        An effect is waited for even if no timer is seen: it may be in a thread. Loops that do not tell (uvloop) count
+        as having timers.
+        """
+        was, age_s = missing.before, time.monotonic() - self._begun
+        if was is None or not was.age_s or (left := _SLACK * was.age_s + _LEAST_S - age_s) <= 0:
+            return False
+        timers = getattr(asyncio.get_running_loop(), "_scheduled", None)
+        may = was.is_effect or timers is None or any(map(self._is_mine, timers))
+        if may and age_s > _SILENT_S and was.key not in self._noticed:
+            self._noticed.add(was.key)
+            self._notice(
+                f"an earlier process called {was.what}, at most {was.age_s:.0f} s after it began: what came later "
+                f"waits until it is called again, and goes on without it in {left:.0f} s"
+            )
+        return may
+
+    def _is_mine(self, timer: asyncio.TimerHandle) -> bool:
+        return not timer.cancelled() and run_of(timer._context) is self._run  # type: ignore[attr-defined]
 
 
 class Turn:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
-from ramify import Sandbox, fork, llm, step, workflow
+from ramify import Sandbox, fork, interrupt, llm, step, workflow
 
 PAID: list[str] = []
 LIMITS: list[asyncio.Timeout] = []
 PASSED = asyncio.Event()
+CLOCK: Iterator[str] = iter(())
 STOPS = False
 PATIENCE_S = 60.0
 
@@ -167,5 +169,70 @@ async def of_two_tasks() -> str:
 
     await asyncio.gather(forks(), steps())
     why = await pay(", ".join(order))
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_question() -> str:
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            why = str(await interrupt("go on?"))
+    except TimeoutError:
+        why = "late"
+    why = await pay(why)
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_question_beside_a_step() -> str:
+    """The question is cancelled while a step works. Nobody has answered it."""
+    task = asyncio.create_task(after())
+    try:
+        async with asyncio.timeout(PATIENCE_S) as limit:
+            LIMITS.append(limit)
+            why = str(await interrupt("go on?"))
+    except TimeoutError:
+        why = "late"
+    why = await pay(why)
+    PASSED.set()
+    await task
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_shielded_step() -> str:
+    """The step is not cancelled, and ends after the payment."""
+    task = asyncio.create_task(after())
+    try:
+        why = await asyncio.wait_for(asyncio.shield(task), PATIENCE_S)
+    except TimeoutError:
+        why = "late"
+    why = await pay(why)
+    PASSED.set()
+    await task
+    await stop()
+    return why
+
+
+@workflow
+async def of_a_clock() -> str:
+    why = await pay(next(CLOCK))
+    await stop()
+    return why
+
+
+@step(effect="irreversible")
+async def refund() -> str:
+    PAID.append("refund")
+    return "refund"
+
+
+@workflow
+async def of_another_way() -> str:
+    why = await (pay("ship") if next(CLOCK) == "two" else refund())
     await stop()
     return why

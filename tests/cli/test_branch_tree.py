@@ -98,13 +98,14 @@ def test_a_question_and_its_answer_are_told_apart(story: Any, status: OpStatus, 
     assert [line.text for line in tree.lines()][1:] == [text]
 
 
-@pytest.mark.parametrize("kind", [OpKind.FORK, OpKind.MERGE, OpKind.RELEASE])
+@pytest.mark.parametrize("kind", [OpKind.FORK, OpKind.MERGE, OpKind.RELEASE, OpKind.INTERRUPT])
 def test_what_the_workflow_cancelled_is_no_branch_and_no_merge(story: Any, kind: OpKind) -> None:
     tree = BranchTree()
     row = {**row_fields(story.ops[0]), "kind": kind, "status": OpStatus.FAILED, "step": None, "summary": "cancelled"}
     tree.add(type(story.ops[0])(**row))
     assert not tree.root.merged
-    assert [line.text for line in tree.lines()][1:] == [f"✗ {row['op_id']}  cancelled"]
+    name = "question" if kind is OpKind.INTERRUPT else row["op_id"]
+    assert [line.text for line in tree.lines()][1:] == [f"✗ {name}  cancelled"]
 
 
 def row_fields(row: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash_points
-from ramify.runtime.errors import RunFailed
-from ramify.runtime.journal import cancelled_calls
+from ramify.runtime.errors import EffectNotMet, RunFailed, RunNotFound, RunWaiting
+from ramify.runtime.journal import cancelled_calls, turns
+from ramify.runtime.journal.inbox import question_id
 from ramify.runtime.records import OpStatus
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
@@ -154,3 +156,96 @@ async def test_a_call_that_is_begun_again_and_cancelled_at_its_end_is_cancelled_
         monkeypatch.setattr(late_app, "PATIENCE_S", 0.3)
         assert await runtime.resume(run) == "late"
     assert late_app.PAID == ["late"]
+
+
+@pytest.fixture
+def late(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    late_app.PAID.clear()
+    late_app.LIMITS.clear()
+    monkeypatch.setattr(late_app, "PASSED", asyncio.Event())
+    monkeypatch.setattr(late_app, "STOPS", True)
+    yield
+
+
+@pytest.mark.parametrize("point", ["rows numbered", "rows durable"])
+async def test_an_answer_that_a_timeout_passes_while_it_is_recorded_is_not_taken_at_a_resume(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with pytest.raises(RunWaiting):
+        await runtime.run(late_app.of_a_question)
+    run = str(runtime.last_run_id)
+    late_app.LIMITS.clear()
+
+    def pass_now(name: str) -> None:
+        if name == point and late_app.LIMITS:
+            late_app.LIMITS.pop().reschedule(0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(crash_points, "at", pass_now)
+        with pytest.raises(RunFailed, match="not yet"):
+            await runtime.resume(run, answer="yes")
+    assert late_app.PAID == ["late"]
+    monkeypatch.setattr(late_app, "STOPS", False)
+    monkeypatch.setattr(late_app, "PATIENCE_S", 0.3)
+    assert await runtime.resume(run) == "late"
+    assert late_app.PAID == ["late"]
+
+
+async def test_a_question_that_a_timeout_withdrew_is_cancelled_again_and_takes_no_answer(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_app, "PATIENCE_S", 0.2)
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(late_app.of_a_question_beside_a_step)
+    run = str(runtime.last_run_id)
+    assert late_app.PAID == ["late"]
+    assert await runtime.questions(run) == []
+    (asked,) = (row for row in await runtime.journal(run) if row.status is OpStatus.ASKED)
+    with pytest.raises(RunNotFound, match="not open any more"):
+        await runtime.answer(run, question_id(asked.run_id, asked.key), "yes")
+    late_app.PASSED.clear()
+    monkeypatch.setattr(late_app, "STOPS", False)
+    assert await runtime.resume(run) == "late"
+    assert late_app.PAID == ["late"]
+
+
+async def test_a_call_because_of_a_timer_is_waited_for_before_the_result_that_came_after_it(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_app, "PATIENCE_S", 0.3)
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(late_app.of_a_shielded_step)
+    assert late_app.PAID == ["late"]
+    late_app.PASSED.clear()
+    monkeypatch.setattr(late_app, "STOPS", False)
+    assert await runtime.resume(str(runtime.last_run_id)) == "late"
+    assert late_app.PAID == ["late"]
+
+
+async def test_an_irreversible_step_is_not_done_again_with_what_a_clock_gives_it(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_app, "CLOCK", iter(["one", "two", "three"]))
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(late_app.of_a_clock)
+    run = str(runtime.last_run_id)
+    monkeypatch.setattr(late_app, "STOPS", False)
+    with pytest.raises(RunFailed, match="gives why another value") as raised:
+        await runtime.resume(run)
+    assert isinstance(raised.value.__cause__, EffectNotMet)
+    assert late_app.PAID == ["one"]
+    base = (await runtime.store.checkpoints(run))[0]
+    assert await runtime.resume(run, back_to=base.id) == "three", "a person went back, and knows of it"
+
+
+async def test_an_irreversible_step_is_not_done_in_place_of_another_one(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_app, "CLOCK", iter(["one", "two"]))
+    monkeypatch.setattr(turns, "_SLACK", 0.0)
+    monkeypatch.setattr(turns, "_LEAST_S", 0.0)
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(late_app.of_another_way)
+    with pytest.raises(RunFailed, match="effect of step 'refund'"):
+        await runtime.resume(str(runtime.last_run_id))
+    assert late_app.PAID == ["refund"]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ramify.compiler.plan import OpId, OpKind
-from ramify.runtime.journal.failures import STANDS, Followers, RaisedBy, standing_failures
+from ramify.runtime.journal.failures import Followers, RaisedBy, standing_failures
 from ramify.runtime.journal.recorded_errors import RAISED
-from ramify.runtime.records import ROOT, OpRecord, OpStatus, RunId, checkpoint_id
+from ramify.runtime.records import ROOT, STANDS, OpRecord, OpStatus, RunId, checkpoint_id
 
 
 def failed(key: str, seq: int, at: float, **attrs: str) -> OpRecord:

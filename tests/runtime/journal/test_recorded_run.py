@@ -15,7 +15,7 @@ def recorded(run: Any, *effects: EffectRecord) -> RecordedRun:
 
 
 def test_arguments_without_classes_do_not_need_the_recorded_classes() -> None:
-    found = recorded(SimpleNamespace(id="a run whose texts are not read"))
+    found = recorded(SimpleNamespace(id="a run whose texts are not read", created_at=0.0, consumed_s=0.0))
     assert list(found.earlier_texts(codec.encode({"a": [1, "x", (2,)]}))) == []
 
 
@@ -32,7 +32,10 @@ def taken(src: str, dst: str) -> EffectRecord:
 
 
 def test_an_effect_is_not_found_by_the_items_of_a_named_tuple_in_another_order() -> None:
-    run, effects = SimpleNamespace(id="r", args_json="null"), [taken("b", "a"), taken("a", "b")]
+    run, effects = (
+        SimpleNamespace(id="r", args_json="null", created_at=0.0, consumed_s=0.0),
+        [taken("b", "a"), taken("a", "b")],
+    )
     assert recorded(run, *effects).effect_like("take", codec.encode({"way": Way(src="a", dst="b")})) is effects[1]
     assert recorded(run, *effects).effect_like("take", codec.encode({"way": Way(src="b", dst="a")})) is effects[0]
     assert recorded(run, *effects).effect_like("take", codec.encode({"way": Way(src="b", dst="c")})) is None

@@ -55,3 +55,40 @@ async def test_what_a_first_run_hands_out_is_what_its_replay_does() -> None:
     numbered.set()
     await both
     assert order == ["stage", "other"]
+
+
+async def test_a_result_waits_for_a_call_that_a_timer_made_before_it() -> None:
+    recorded = Recorded("slow", 1, 0.0, 1.0), Recorded("pay", 2, 0.5, 1.5, age_s=60.0, called_after=0)
+    turns, order = Turns(recorded), list[str]()
+
+    async def slow() -> None:
+        async with turns.of("slow"):
+            pass
+        order.append("slow")
+
+    async def pay() -> None:
+        await asyncio.sleep(0.2)  # longer than the least patience
+        order.append("called")
+        async with turns.of("pay"):
+            pass
+        order.append("pay")
+
+    await asyncio.gather(slow(), pay())
+    assert order == ["called", "slow", "pay"]
+
+
+async def test_what_an_effect_could_be_done_in_place_of_is_reached_before_it() -> None:
+    turns, order = Turns([Recorded("main|refund", 1, 0.0, 1.0, is_effect=True)]), list[str]()
+
+    async def ship() -> None:
+        await turns.past_effects(lambda key: True)
+        order.append("ship")
+
+    async def refund() -> None:
+        async with turns.of("main|refund"):
+            pass
+        order.append("refund")
+
+    await asyncio.gather(ship(), refund())
+    assert order == ["refund", "ship"]
+    await turns.past_effects(lambda key: True)  # there is none left

@@ -1,0 +1,88 @@
+"""What a replay hands to the workflow, and what it begins again, in the order of the earlier processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from ramify.compiler.plan import OpKind
+from ramify.runtime.journal.turns import Recorded
+from ramify.runtime.records import HAPPENED, EffectRecord, LLMRecord, OpRecord, OpStatus, RunRecord
+
+RESULTS = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
+IN_TURNS = (*RESULTS, OpKind.RELEASE, OpKind.CALL_LLM)  # the last: a stage of model calls that failed
+
+CALLED_AFTER = "called_after"
+"""The attribute of a result: the number of the last one that was handed out before its call. Without it no other was
+handed out between the call and the result."""
+
+
+def is_instead(one: str, other: str) -> bool:
+    """Whether, by their keys, a workflow could take one call in place of the other: at another place on the same
+    branch. Those of one place may be many, whose order depends on how many processors there are."""
+    here, there = one.split("|")[:2], other.split("|")[:2]
+    return here[0] == there[0] and here[1] != there[1]
+
+
+@dataclass(frozen=True)
+class RecordedOrder:
+    """failed: the failed rows that stand, by key. was_changed: a change of the code was accepted since the run began,
+    so the workflow may have other timers, and may not make every call again."""
+
+    run: RunRecord
+    ops: Sequence[OpRecord]
+    llm: Sequence[LLMRecord]
+    effects: Sequence[EffectRecord]
+    failed: Mapping[str, OpRecord]
+    was_changed: bool
+    went_back_at: float  # when a person last took the run back to a checkpoint
+
+    @cached_property
+    def began(self) -> float:
+        """When the first process of the run began, or of the run that it was forked from."""
+        return min([self.run.created_at, *(row.started_at for row in self.ops if row.started_at)])
+
+    def places(self) -> list[Recorded]:
+        found = list(self._results())
+        found += self._only_begun(found)
+        return found
+
+    def _results(self) -> Iterator[Recorded]:
+        happened = {} if self.was_changed else {one.key for one in self.effects if one.status in HAPPENED}
+        done = (row for row in self.ops if row.status is OpStatus.DONE and row.key not in self.failed)
+        for row in chain(done, self.failed.values()):  # of a call that was done and then cancelled, the later row
+            if row.kind in IN_TURNS:
+                after = None if CALLED_AFTER not in row.attrs else int(row.attrs[CALLED_AFTER])
+                at, is_effect, what = row.started_at, row.key in happened, row.step or row.kind
+                yield Recorded(row.key, row.seq, at, row.ended_at, self._age_s(at), after, False, is_effect, what)
+        for call in self.llm:
+            if call.step_key is None and call.key not in self.failed:
+                marks = json.loads(call.tags_json) if CALLED_AFTER in call.tags_json else {}
+                after = None if CALLED_AFTER not in marks else int(marks[CALLED_AFTER])
+                at = call.started_at
+                yield Recorded(call.key, call.seq, at, call.ended_at, self._age_s(at), after, what="the model")
+
+    def _only_begun(self, results: Sequence[Recorded]) -> Iterator[Recorded]:
+        """Yield the questions and effects that were begun and have no result. The number of an effect is that of the
+        last result before it."""
+        known = {one.key for one in results}
+        for row in {row.key: row for row in self.ops if row.status is OpStatus.ASKED}.values():
+            at = row.started_at
+            if row.key not in known and at > self.went_back_at:
+                yield Recorded(row.key, row.seq, at, at, self._age_s(at), only_begun=True, what="a question")
+        for effect in self.effects:
+            at = effect.intended_at
+            if effect.status in HAPPENED and effect.key not in known and at > self.went_back_at:
+                seq = max((one.seq for one in results if one.ended_at <= at), default=0)
+                age_s, required = self._age_s(at), not self.was_changed
+                yield Recorded(effect.key, seq, at, at, age_s, only_begun=True, is_effect=required, what=effect.step)
+
+    def _age_s(self, at: float) -> float:
+        """Return the greatest age that the process can have had which made a call at that time."""
+        if self.was_changed:
+            return 0.0
+        inherited = at < self.run.created_at  # from the run that this one was forked from
+        return at - self.began if inherited else min(at - self.run.created_at, self.run.consumed_s)
