@@ -58,6 +58,7 @@ try:
     from langgraph._internal._runnable import RunnableCallable, RunnableSeq, coerce_to_runnable
     from langgraph._internal._typing import MISSING
     from langgraph.pregel._algo import task_path_str
+    from langgraph.pregel._call import identifier
     from langgraph.pregel._loop import PregelLoop
     from langgraph.pregel._read import PregelNode
     from langgraph.pregel._write import ChannelWrite
@@ -125,6 +126,7 @@ __all__ = [
     "checkpointer_of",
     "coerce_to_runnable",
     "ensure_config",
+    "identifier",
     "merge_configs",
     "patch_configurable",
     "refuse_unsupported",
