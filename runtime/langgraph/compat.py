@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import weakref
 from importlib.metadata import version
 from typing import Any
 
@@ -74,6 +75,18 @@ def checkpoint_being_saved(loop: PregelLoop) -> Saving:
     return saving
 
 
+def tell_cached(loop: PregelLoop, task: str) -> None:
+    """Let the loop stream what this task writes as LangGraph streams a cached result."""
+    vars(loop).setdefault("ramify_cached", set()).add(task)
+    show, here = type(loop).output_writes, weakref.ref(loop)  # the loop would otherwise wait for gc
+
+    def output_writes(task_id: str, writes: Any, *, cached: bool = False) -> None:
+        if (found := here()) is not None:
+            show(found, task_id, writes, cached=cached or task_id in vars(found)["ramify_cached"])
+
+    loop.output_writes = output_writes  # type: ignore[method-assign]
+
+
 def checkpointer_of(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
     """The checkpointer that the graph would use for an invocation with this config."""
     return graph._resolve_checkpointer(config)
@@ -132,5 +145,6 @@ __all__ = [
     "refuse_unsupported",
     "required_checkpointer_of",
     "task_path_str",
+    "tell_cached",
     "without_sync",
 ]

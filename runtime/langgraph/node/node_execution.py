@@ -29,6 +29,7 @@ from ramify.runtime.langgraph.compat import (
     CONFIG_KEY_CALL,
     CONFIG_KEY_READ,
     patch_configurable,
+    tell_cached,
 )
 from ramify.runtime.langgraph.node.nested_graphs import Caller, Instrument
 from ramify.runtime.langgraph.node.task_calls import Call, Calls
@@ -203,6 +204,8 @@ class NodeExecution:
         self._cached = cached(self._reading.cache, self.attempt, standing, self._node, self._input)
         if self._cached is not None and (hit := await self._cached.hit(standing)) is not None:
             self._cached = None
+            if (loop := self._reading.invocation.loop) is not None:
+                tell_cached(loop, self._reading.id)
             self.served = hit[0], await self._done(hit[0], self._packed(hit[0]))
         elif self._node.parameter is not None:
             face = await self.attempt.sandbox()

@@ -37,6 +37,10 @@ def look(state: State, sandbox: SyncSandbox) -> State:
     return {"seen": [names(sandbox)]}
 
 
+def look_away(state: State) -> State:
+    return {"seen": [["away"]]}
+
+
 def only(function: Any, **options: Any) -> StateGraph[State]:
     graph = StateGraph(State).add_node("only", function, **options).add_node("look", look)
     return graph.add_edge(START, "only").add_edge("only", "look")
@@ -96,6 +100,29 @@ def test_a_cached_task_needs_the_same_files_and_brings_its_own(compile_graph: An
     work.clear_cache(cache)
     assert app.invoke(4) == want
     assert ran[7:] == ["one", "two", "three"]
+
+
+def test_a_cached_result_is_streamed_as_such(compile_graph: Any) -> None:
+    @task(cache_policy=CachePolicy())
+    def double(number: int) -> int:
+        return 2 * number
+
+    def node(state: State) -> State:
+        return {"seen": [[str(double(3).result())]]}
+
+    def both(graph: Any, **options: Any) -> list[Any]:
+        modes = ["updates", "values", "tasks"]
+        chunks = [list(graph.stream({"seen": []}, stream_mode=modes, **options)) for _ in range(2)]
+        return [[mode, {**data, "id": ""} if mode == "tasks" else data] for run in chunks for mode, data in run]
+
+    graph = StateGraph(State).add_node("node", node).add_node("kept", look_away, cache_policy=CachePolicy())
+    graph.add_edge(START, "node").add_edge("node", "kept")
+    seen = both(compile_graph(graph, cache=InMemoryCache()))
+    assert seen == both(graph.compile(cache=InMemoryCache()))
+    assert [data for _, data in seen if "__metadata__" in data] == [
+        {"double": 6, "__metadata__": {"cached": True}},
+        {"kept": {"seen": [["away"]]}, "__metadata__": {"cached": True}},
+    ]
 
 
 async def test_tasks_take_the_cache_policy_of_their_entrypoint(compile_graph: Any) -> None:
