@@ -1,9 +1,9 @@
 """One execution of a node: what happens before and after the user's code, the node's cache, and what its code can
 reach.
 
-**Cache.** LangGraph's cache key is made of the input of a node or `@task` alone. A hit would skip its changes to files,
-and a changed file would not be a miss. So LangGraph is not given the `CachePolicy`. The cache is asked here, with the
-content of the world in the key, and a hit also brings the files back.
+**Cache.** LangGraph's cache key is made of the input of a node or `@task` alone. A hit would skip its changes to
+files, and a changed file would not be a miss. So LangGraph is not given the `CachePolicy`. The cache is asked here,
+with the content of the world in the key, and a hit also brings the files back.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class Calls:
         self._made: list[Call] = []
 
     def __call__(self, func: Callable[..., Any], input: Any, **options: Any) -> Any:
-        """Call a task and return a future of its result, as LangGraph does. The cache is asked when the task runs, with
-        its world in the key."""
+        """Call a task and return a future of its result, as LangGraph does. The cache is asked when the task runs,
+        with its world in the key."""
         wait = self._caller.portal.wait
         loan = self._caller.lends()
         if self._caller.must_lend_now:

@@ -174,8 +174,9 @@ class WorldNode(Runnable[Any, Any]):
 
     def task(self, name: str, bound: Runnable[Any, Any], call: Call) -> WorldNode:
         """Return the node for a task that this node's code calls."""
-        policies = {"cache_policy": call.cache_policy, "graph_policy": self.graph_policy}
-        return WorldNode(name, bound, self.session, self.instrument, call, **policies)
+        made = WorldNode(name, bound, self.session, self.instrument, call, cache_policy=call.cache_policy)
+        made.graph_policy = self.graph_policy
+        return made
 
 
 class WorldWrite(ChannelWrite):
