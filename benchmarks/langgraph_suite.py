@@ -10,6 +10,7 @@ development dependencies. No server is contacted (`NO_DOCKER`).
 | mode | what Ramify replaces |
 |---|---|
 | plain | nothing: the baseline |
+| sync | nothing, but `durability="exit"` is raised to `"sync"`: what fails here and in A fails for that reason |
 | S | the checkpointer, by `ramify.graph.Saver`; only tests that are parametrised by a checkpointer run |
 | B | `StateGraph.compile` and `@entrypoint` if the graph has a checkpointer, by `ramify.compile` |
 | A | the same for every graph |
@@ -35,7 +36,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-MODES = ("plain", "S", "B", "A", "C")
+MODES = ("plain", "sync", "S", "B", "A", "C")
 _MODE, _RESULTS, _FOLDER = "RAMIFY_SUITE_MODE", "RAMIFY_SUITE_RESULTS", "RAMIFY_SUITE_FOLDER"
 
 
@@ -202,6 +203,26 @@ class _Suite:
 
         Code.run, Code.arun = written, awritten  # type: ignore[method-assign]
 
+    def raise_durability(self) -> None:
+        from langgraph.pregel import Pregel
+
+        from ramify.runtime.langgraph.app.world_app import _raise_durability
+        from ramify.runtime.langgraph.compat import CONF, ensure_config
+
+        stream, astream = Pregel.stream, Pregel.astream
+
+        def raised(graph: Any, config: Any, options: dict[str, Any]) -> dict[str, Any]:
+            _raise_durability(options, ensure_config(graph.config, config)[CONF])
+            return options
+
+        def streamed(graph: Any, input: Any, config: Any = None, **options: Any) -> Any:
+            return stream(graph, input, config, **raised(graph, config, options))
+
+        def astreamed(graph: Any, input: Any, config: Any = None, **options: Any) -> Any:
+            return astream(graph, input, config, **raised(graph, config, options))
+
+        Pregel.stream, Pregel.astream = streamed, astreamed  # type: ignore[method-assign]
+
     def replace_savers(self, conftest: Any) -> None:
         @contextmanager
         def sync_saver() -> Iterator[Any]:
@@ -226,6 +247,8 @@ if _MODE in os.environ and __name__ != "__main__":
     def pytest_configure(config: Any) -> None:
         if _suite.mode in ("B", "A", "C"):
             _suite.replace_compile()
+        if _suite.mode == "sync":
+            _suite.raise_durability()
         if _suite.mode == "C":
             _suite.write_files()
         if _suite.mode == "S":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import weakref
 from importlib.metadata import version
 from typing import Any
 
@@ -58,6 +59,7 @@ try:
     from langgraph._internal._runnable import RunnableCallable, RunnableSeq, coerce_to_runnable
     from langgraph._internal._typing import MISSING
     from langgraph.pregel._algo import task_path_str
+    from langgraph.pregel._call import identifier
     from langgraph.pregel._loop import PregelLoop
     from langgraph.pregel._read import PregelNode
     from langgraph.pregel._write import ChannelWrite
@@ -71,6 +73,18 @@ def checkpoint_being_saved(loop: PregelLoop) -> Saving:
     """What is done when the checkpoint on which the loop stands is durable; None if nothing is being saved."""
     saving: Saving = getattr(loop, "_put_checkpoint_fut", None)
     return saving
+
+
+def tell_cached(loop: PregelLoop, task: str) -> None:
+    """Let the loop stream what this task writes as LangGraph streams a cached result."""
+    vars(loop).setdefault("ramify_cached", set()).add(task)
+    show, here = type(loop).output_writes, weakref.ref(loop)  # the loop would otherwise wait for gc
+
+    def output_writes(task_id: str, writes: Any, *, cached: bool = False) -> None:
+        if (found := here()) is not None:
+            show(found, task_id, writes, cached=cached or task_id in vars(found)["ramify_cached"])
+
+    loop.output_writes = output_writes  # type: ignore[method-assign]
 
 
 def checkpointer_of(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
@@ -125,10 +139,12 @@ __all__ = [
     "checkpointer_of",
     "coerce_to_runnable",
     "ensure_config",
+    "identifier",
     "merge_configs",
     "patch_configurable",
     "refuse_unsupported",
     "required_checkpointer_of",
     "task_path_str",
+    "tell_cached",
     "without_sync",
 ]

@@ -113,6 +113,7 @@ def _instrumented(
         starts=starts,
         handles=handles,
         cache_policy=node.cache_policy or policy,
+        graph_policy=policy,
         declared=_declared(node.bound),
     )
     first, rest = _first_write(node)

@@ -246,13 +246,20 @@ def _is_async(graph: Pregel[Any, Any, Any, Any]) -> bool:
 
 
 def _drawn(graph: _Graph) -> _Graph:
-    """Return a copy of the graph for drawing: it shows the runnables that the user gave, not ours."""
+    """Return a copy of the graph for drawing: it shows the runnables that the user gave, not ours, and of an app that
+    is a node the graph that it was made of."""
     drawn = copy(graph)
     drawn.nodes = {
-        name: node.copy({"bound": node.bound.bound}) if isinstance(node.bound, WorldNode) else node
+        name: node.copy({"bound": _given(node.bound.bound)}) if isinstance(node.bound, WorldNode) else node
         for name, node in graph.nodes.items()
     }
     return drawn
+
+
+def _given(bound: Any) -> Any:
+    if not isinstance(bound, WorldApp):
+        return bound
+    return copied(_drawn(bound), CompiledStateGraph if isinstance(bound, WorldGraph) else Pregel, {})
 
 
 def _looking(graph: _Graph) -> _Graph:

@@ -1,9 +1,9 @@
 """One execution of a node: what happens before and after the user's code, the node's cache, and what its code can
 reach.
 
-**Cache.** LangGraph's cache key is made of a node's input alone. A hit would skip the node's changes to files, and a
-changed file would not be a miss. So LangGraph is not given the `CachePolicy`. The cache is asked here, with the
-content of the world in the key, and a hit also brings the node's files back.
+**Cache.** LangGraph's cache key is made of the input of a node or `@task` alone. A hit would skip its changes to
+files, and a changed file would not be a miss. So LangGraph is not given the `CachePolicy`. The cache is asked here,
+with the content of the world in the key, and a hit also brings the files back.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ramify.runtime.langgraph.compat import (
     CONFIG_KEY_CALL,
     CONFIG_KEY_READ,
     patch_configurable,
+    tell_cached,
 )
 from ramify.runtime.langgraph.node.nested_graphs import Caller, Instrument
 from ramify.runtime.langgraph.node.task_calls import Call, Calls
@@ -49,7 +50,7 @@ from ramify.serving.types import ChatRequest, ChatResult
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """The cache entry of one attempt at a node."""
+    """The cache entry of one attempt at a node or `@task`."""
 
     cache: BaseCache[Any]
     policy: CachePolicy[Any]
@@ -74,22 +75,22 @@ class Cached:
 
 
 def cached(
-    cache: BaseCache[Any] | None,
-    policy: CachePolicy[Any] | None,
-    attempt: Attempt,
-    standing: StandingAttempt,
-    node: str,
-    input: Any,
+    cache: BaseCache[Any] | None, attempt: Attempt, standing: StandingAttempt, node: ExecutableNode, input: Any
 ) -> Cached | None:
     """Return None without a cache, or if the world's content is unknown because processes run in it."""
+    policy = node.cache_policy
     world = standing.start.snapshot.content_key if attempt.has_world else "-"
     if cache is None or policy is None or not world or standing.start.unsealed:
         return None
-    key = policy.key_func(input)
+    place: tuple[str, ...]  # what `clear_cache` of the app, or of the task, deletes
+    if node.call is None:
+        key, code, place = policy.key_func(input), attempt.code, (CACHE_NS_WRITES, "__dynamic__", node.name)
+    else:
+        args, kwargs = input
+        key, code, place = policy.key_func(*args, **kwargs), node.name, (CACHE_NS_WRITES, node.call.function)
     packed = key if isinstance(key, bytes) else key.encode()
-    digest = hashlib.sha256(b"\0".join([world.encode(), attempt.code.encode(), packed])).hexdigest()
-    # the key that `clear_cache` deletes
-    return Cached(cache, policy, ((CACHE_NS_WRITES, "__dynamic__", node), digest))
+    digest = hashlib.sha256(b"\0".join([world.encode(), code.encode(), packed])).hexdigest()
+    return Cached(cache, policy, (place, digest))
 
 
 class NodeScope:
@@ -141,6 +142,7 @@ class ExecutableNode(Protocol):
     starts: bool
     handles: bool
     cache_policy: CachePolicy[Any] | None
+    graph_policy: CachePolicy[Any] | None
     call: Call | None
     parameter: str | None
     is_async: bool
@@ -199,11 +201,11 @@ class NodeExecution:
     async def _prepare(self) -> None:
         """Prepare what the node's code needs, unless the cache has its result."""
         standing = await self.attempt.stand()
-        self._cached = cached(
-            self._reading.cache, self._node.cache_policy, self.attempt, standing, self._node.name, self._input
-        )
+        self._cached = cached(self._reading.cache, self.attempt, standing, self._node, self._input)
         if self._cached is not None and (hit := await self._cached.hit(standing)) is not None:
             self._cached = None
+            if (loop := self._reading.invocation.loop) is not None:
+                tell_cached(loop, self._reading.id)
             self.served = hit[0], await self._done(hit[0], self._packed(hit[0]))
         elif self._node.parameter is not None:
             face = await self.attempt.sandbox()
@@ -217,7 +219,7 @@ class NodeExecution:
         given: dict[str, Any] = {CALLER: Caller(self._session, self.attempt, self._node.instrument)}
         if CONFIG_KEY_CALL in conf:  # a node that runs outside of its graph can call no tasks, as in LangGraph
             given[CONFIG_KEY_CALL] = self._calls = Calls(
-                self.attempt, self._node.task, conf, in_turn=limit is not None
+                self.attempt, self._node.task, conf, self._node.graph_policy, in_turn=limit is not None
             )
         if (read := conf.get(CONFIG_KEY_READ)) is not None:
             given[CONFIG_KEY_READ] = without_world_channel(read, self._reading.invocation)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
-from langgraph.types import PregelExecutableTask
+from langgraph.types import CachePolicy, PregelExecutableTask
 
-from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_CALL, RunnableSeq
+from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_CALL, RunnableSeq, identifier
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.node.task_config import INVOCATION, key_of, scheduler
 from ramify.runtime.langgraph.thread.attempt import Attempt
@@ -36,6 +36,8 @@ class Call:
 
     caller: Attempt
     loan: Loan  # of the caller's world, as it was at the call
+    function: str  # by which LangGraph's `clear_cache` of a task finds its cached results
+    cache_policy: CachePolicy[Any] | None
     key: str = ""  # the task's journal key, set when LangGraph has made the task
     name: str = ""
     future: concurrent.futures.Future[Any] | asyncio.Future[Any] | None = None
@@ -76,8 +78,18 @@ class Call:
 class Calls:
     """The task calls of one attempt at a node. It replaces the function by which LangGraph lets a node call tasks."""
 
-    def __init__(self, caller: Attempt, wrap: Wrap, conf: dict[str, Any], *, in_turn: bool) -> None:
+    def __init__(
+        self,
+        caller: Attempt,
+        wrap: Wrap,
+        conf: dict[str, Any],
+        policy: CachePolicy[Any] | None,
+        *,
+        in_turn: bool,
+    ) -> None:
+        """`policy` is that of tasks without a cache policy of their own."""
         self._caller = caller
+        self._policy = policy
         self._wrap = wrap
         self._conf = conf
         self._original: Callable[..., Any] = conf[CONFIG_KEY_CALL]
@@ -85,13 +97,14 @@ class Calls:
         self._made: list[Call] = []
 
     def __call__(self, func: Callable[..., Any], input: Any, **options: Any) -> Any:
-        """Call a task and return a future of its result, as LangGraph does. The task's cache is not used: it does not
-        see the world."""
+        """Call a task and return a future of its result, as LangGraph does. The cache is asked when the task runs,
+        with its world in the key."""
         wait = self._caller.portal.wait
         loan = self._caller.lends()
         if self._caller.must_lend_now:
             wait(loan.taken())
-        call = Call(self._caller, loan)
+        policy = options.get("cache_policy") or self._policy
+        call = Call(self._caller, loan, identifier(func) or "__dynamic__", policy)
         self._made.append(call)
         options |= {"schedule_task": self._scheduler(call), "cache_policy": None}
         made = self._original(func, input, **options)

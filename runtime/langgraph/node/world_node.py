@@ -51,15 +51,17 @@ class WorldNode(Runnable[Any, Any]):
         starts: bool = False,
         handles: bool = False,
         cache_policy: CachePolicy[Any] | None = None,
+        graph_policy: CachePolicy[Any] | None = None,
         declared: Effect | None = None,
     ) -> None:
         """`call` is set for a `@task` that a node called. `starts`: no node runs before this one, and it takes the
-        graph's input itself. `handles`: it handles errors of another node. `declared` is the effect that its code
-        declares."""
+        graph's input itself. `handles`: it handles errors of another node. `graph_policy` is the cache policy of
+        `@task`s without one of their own. `declared` is the effect that its code declares."""
         self.name = name
         self.starts = starts
         self.handles = handles
         self.cache_policy = cache_policy
+        self.graph_policy = graph_policy
         self.declared = declared
         self.call = call
         self.instrument = instrument
@@ -172,7 +174,9 @@ class WorldNode(Runnable[Any, Any]):
 
     def task(self, name: str, bound: Runnable[Any, Any], call: Call) -> WorldNode:
         """Return the node for a task that this node's code calls."""
-        return WorldNode(name, bound, self.session, self.instrument, call)
+        made = WorldNode(name, bound, self.session, self.instrument, call, cache_policy=call.cache_policy)
+        made.graph_policy = self.graph_policy
+        return made
 
 
 class WorldWrite(ChannelWrite):

@@ -11,6 +11,7 @@ import pytest
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import NodeError, NodeTimeoutError
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.pregel._retry import _TimedAttemptScope
 from langgraph.store.base import BaseStore
@@ -34,6 +35,10 @@ def names(sandbox: Any) -> list[str]:
 
 def look(state: State, sandbox: SyncSandbox) -> State:
     return {"seen": [names(sandbox)]}
+
+
+def look_away(state: State) -> State:
+    return {"seen": [["away"]]}
 
 
 def only(function: Any, **options: Any) -> StateGraph[State]:
@@ -63,6 +68,78 @@ def test_a_cache_hit_needs_the_same_files_and_brings_its_own(
     app.clear_cache()
     app.invoke({"seen": []})
     assert len(ran) == 3
+
+
+def test_a_cached_task_needs_the_same_files_and_brings_its_own(compile_graph: Any, workspace: Path) -> None:
+    ran: list[str] = []
+
+    @task(cache_policy=CachePolicy())
+    def work(name: str, *, sandbox: SyncSandbox) -> str:
+        ran.append(name)
+        (sandbox.path / name).write_text((sandbox.path / "hello.txt").read_text())
+        return name
+
+    @task
+    def plain(name: str) -> str:
+        ran.append(name)
+        return name
+
+    cache = InMemoryCache[Any]()
+
+    @entrypoint(cache=cache)
+    def flow(number: int, *, sandbox: SyncSandbox) -> list[Any]:
+        return [work("one").result(), work(name="two").result(), plain("three").result(), names(sandbox)]
+
+    app = compile_graph(flow)
+    want = ["one", "two", "three", ["one", "two"]]
+    assert [app.invoke(1), app.invoke(2)] == [want, want]
+    assert ran == ["one", "two", "three", "three"]
+    (workspace / "hello.txt").write_text("changed")
+    assert app.invoke(3) == want
+    assert ran[4:] == ["one", "two", "three"]  # the same arguments, other files
+    work.clear_cache(cache)
+    assert app.invoke(4) == want
+    assert ran[7:] == ["one", "two", "three"]
+
+
+def test_a_cached_result_is_streamed_as_such(compile_graph: Any) -> None:
+    @task(cache_policy=CachePolicy())
+    def double(number: int) -> int:
+        return 2 * number
+
+    def node(state: State) -> State:
+        return {"seen": [[str(double(3).result())]]}
+
+    def both(graph: Any, **options: Any) -> list[Any]:
+        modes = ["updates", "values", "tasks"]
+        chunks = [list(graph.stream({"seen": []}, stream_mode=modes, **options)) for _ in range(2)]
+        return [[mode, {**data, "id": ""} if mode == "tasks" else data] for run in chunks for mode, data in run]
+
+    graph = StateGraph(State).add_node("node", node).add_node("kept", look_away, cache_policy=CachePolicy())
+    graph.add_edge(START, "node").add_edge("node", "kept")
+    seen = both(compile_graph(graph, cache=InMemoryCache()))
+    assert seen == both(graph.compile(cache=InMemoryCache()))
+    assert [data for _, data in seen if "__metadata__" in data] == [
+        {"double": 6, "__metadata__": {"cached": True}},
+        {"kept": {"seen": [["away"]]}, "__metadata__": {"cached": True}},
+    ]
+
+
+async def test_tasks_take_the_cache_policy_of_their_entrypoint(compile_graph: Any) -> None:
+    ran: list[str] = []
+
+    @task
+    async def work(name: str) -> str:
+        ran.append(name)
+        return name
+
+    @entrypoint(cache=InMemoryCache(), cache_policy=CachePolicy())
+    async def flow(number: int) -> list[Any]:
+        return [number, await work("one")]
+
+    app = compile_graph(flow)
+    assert [await app.ainvoke(number) for number in (1, 2, 2)] == [[1, "one"], [2, "one"], [2, "one"]]
+    assert ran == ["one"]
 
 
 def test_an_error_handler_finds_the_world_without_what_failed(compile_graph: Any) -> None:

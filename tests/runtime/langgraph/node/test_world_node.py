@@ -79,9 +79,13 @@ async def test_a_drawing_shows_the_users_nodes(app: Any) -> None:
     assert (await app.aget_graph(xray=True)).draw_mermaid() == plain.get_graph(xray=True).draw_mermaid()
 
 
-def test_an_app_as_a_node_is_drawn_with_its_class(app: Any) -> None:
+def test_an_app_as_a_node_is_drawn_with_its_class(app: Any, compile_graph: Any) -> None:
     outer = StateGraph(State).add_node("inner", app).add_edge(START, "inner").compile()
     assert "WorldGraph" in json.dumps(outer.get_graph().to_json())
+    inner = StateGraph(State).add_sequence([upper, append, list_files, nested, fail]).add_edge(START, "upper")
+    plain = StateGraph(State).add_node("inner", inner.compile()).add_edge(START, "inner").compile()
+    for xray in (False, True):  # in a graph of ours it is drawn as the graph that it was made of
+        assert compile_graph(outer).get_graph(xray=xray).to_json() == plain.get_graph(xray=xray).to_json()
 
 
 def test_a_checkpoint_holds_the_world_and_the_state_does_not(compile_graph: Any) -> None:
