@@ -44,7 +44,7 @@ class Host:
         self.killed = False
         self.began = asyncio.Event()
 
-    async def go_on(self, run: RunId, sandbox: str, node: str) -> Ended:
+    async def go_on(self, run: RunId, sandbox: str, node: str, slots: int) -> Ended:
         self.began.set()
         if self.dying is not None:
             raise self.dying
@@ -53,6 +53,9 @@ class Host:
         return self.answers.pop(0)
 
     async def events(self, run: RunId) -> bytes | None:
+        return None
+
+    async def errands(self, run: RunId) -> None:
         return None
 
     async def stop(self, run: RunId) -> None:
