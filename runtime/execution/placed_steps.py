@@ -45,14 +45,20 @@ class StepOrder:
     aside: bool
     consumed_s: float
 
+    @property
+    def in_branch(self) -> bool:
+        """Whether it runs in the world of its branch."""
+        return self.state is not None and not self.aside
+
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
     """How an attempt ended.
 
     sealed: the state that it led to; None if the step left its world as it was. attrs: of the step's row. last: its
-    last command. error: what it raised. refused: why it did not begin there, or must not go on there; then nothing
-    counts that it did. busy: whether it left processes running.
+    last command. error: what it raised; stops: that is the machine's trouble, and not the step's result. refused: why
+    it did not begin there, or must not go on there; then nothing counts that it did. busy: whether it left processes
+    running.
     """
 
     result_json: str = "null"
@@ -60,6 +66,7 @@ class StepAnswer:
     attrs: Mapping[str, str] = field(default_factory=dict)
     last: RunResult | None = None
     error: BaseException | None = None
+    stops: bool = False
     refused: str = ""
     busy: bool = False
 
@@ -98,6 +105,10 @@ class Places(Protocol):
 
     def stayed(self, step: str) -> bool:
         """Whether it was told so."""
+        ...
+
+    def keeps_processes(self, branch: BranchPath) -> bool:
+        """Whether a step of that branch left processes running on another machine."""
         ...
 
     def released(self, branches: Sequence[BranchPath]) -> None:
@@ -171,27 +182,34 @@ async def perform_elsewhere(
         return run.calls.stage(list(requests), said=said, **where)  # type: ignore[arg-type]  # each is of its type
 
     while True:
-        async with AsyncExitStack() as slot:
-            place = await slot.enter_async_context(places.place(branch.path, state))
-            if place is None:
-                held.push_async_exit(slot.pop_all())
-                return None
-            run.journal.forget_attempt(place_of_calls)  # the calls that are answered are served
-            order = StepOrder(
-                id=secrets.token_hex(8),
-                run=run.record.id,
-                branch=branch.path,
-                key=call.key,
-                op=call.op.id,
-                step=call.step.name,
-                code=planned.code_digest,
-                arguments=call.arguments,
-                attempt=attempt,
-                state=state,
-                aside=call.aside,
-                consumed_s=run.journal.consumed_s(),
-            )
-            answer = await place.perform(order, ask)
+        try:
+            async with AsyncExitStack() as slot:
+                place = await slot.enter_async_context(places.place(branch.path, state))
+                if place is None:
+                    held.push_async_exit(slot.pop_all())
+                    return None
+                run.journal.refuse_when_stopped()  # it may have waited for long
+                run.journal.forget_attempt(place_of_calls)  # the calls that are answered are served
+                order = StepOrder(
+                    id=secrets.token_hex(8),
+                    run=run.record.id,
+                    branch=branch.path,
+                    key=call.key,
+                    op=call.op.id,
+                    step=call.step.name,
+                    code=planned.code_digest,
+                    arguments=call.arguments,
+                    attempt=attempt,
+                    state=state,
+                    aside=call.aside,
+                    consumed_s=run.journal.consumed_s(),
+                )
+                answer = await place.perform(order, ask)
+            if answer is not None and answer.stops and answer.error is not None:
+                raise answer.error
+        except Exception as error:  # it is no result of the step: the run ends with it, and a resume tries again
+            run.journal.stop(error)
+            raise run.journal.stopped or error from None
         if answer is None:
             continue
         if answer.refused:
