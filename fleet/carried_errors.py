@@ -2,8 +2,9 @@
 
 Pickle rebuilds an error by calling its class, which fails for classes that take keywords. Here the class is named,
 and its state is set. Only classes that this process has are rebuilt; nothing is imported that the name asks for,
-except modules of Ramify. A program's `__main__` is the module of that file on the nodes. Arguments and attributes are encoded one by one, so what cannot be decoded here (an object
-of a class that this process does not have) does not cost the rest.
+except modules of Ramify. A program's `__main__` is the module of that file on the nodes. Arguments and attributes are
+encoded one by one, so what cannot be decoded here (an object of a class that this process does not have) does not
+cost the rest.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def _carried(error: BaseException, trace: str, cause: CarriedError | None) -> Ca
     args = tuple(_encoded(one) or pickle.dumps(_shown(one, repr)) for one in given)
     state = {name: _encoded(value) for name, value in vars(error).items() if name != "__notes__"}
     kept = {name: value for name, value in state.items() if value is not None}
-    return CarriedError(canonical_module(kind.__module__), kind.__qualname__, args, kept, _shown(error, str), trace, cause)
+    return CarriedError(
+        canonical_module(kind.__module__), kind.__qualname__, args, kept, _shown(error, str), trace, cause
+    )
 
 
 def rebuilt(error: CarriedError, node: str) -> BaseException:

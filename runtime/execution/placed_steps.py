@@ -207,7 +207,7 @@ async def perform_elsewhere(
                 answer = await place.perform(order, ask)
             if answer is not None and answer.stops and answer.error is not None:
                 raise answer.error
-        except Exception as error:  # it is no result of the step: the run ends with it, and a resume tries again
+        except Exception as error:  # noqa: BLE001  # no result of the step: the run ends with it, a resume tries again
             run.journal.stop(error)
             raise run.journal.stopped or error from None
         if answer is None:
