@@ -8,16 +8,17 @@ nothing, and code between the steps, questions, nested forks and merges are wher
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ramify.compiler.plan import OpId, OpKind
+from ramify.compiler.plan import Effect, OpId, OpKind
 from ramify.fork_engine.types import ProcessTier, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
-from ramify.runtime.execution.step_call import StepCall
+from ramify.runtime.execution.step_call import StepCall, StepDef
 from ramify.runtime.execution.step_commits import NODE, Executed
 from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.user_code.call_slo import CallSLO
@@ -146,6 +147,14 @@ class Elsewhere:
         attrs = {**self.answer.attrs, NODE: self.node, **({"attempt": str(self.attempt)} if self.attempt else {})}
         done = Executed(text, codec.decode(text), self.entry, self.begun, lineage_key=None, attrs=attrs)
         return done, self.entry if self.answer.sealed is None else self.answer.sealed
+
+
+def most_at_once(places: Places | None, step: StepDef) -> int:
+    """How many calls of a step may be at work at the same time, if the program does not say it."""
+    cores = os.cpu_count() or 1
+    if places is None or step.reuse or step.effect is Effect.IRREVERSIBLE or places.stayed(step.name):
+        return cores  # they stay here
+    return max(cores, places.slots)
 
 
 async def stays_here(call: StepCall) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from ramify.compiler.plan import OpId
+from ramify.compiler.plan import Effect, OpId
 from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.node_versions import checked
@@ -16,7 +16,8 @@ from ramify.fleet.nodes import FleetNodes
 from ramify.fleet.placement import Asked, Member, Queue, choose, unfit
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder
+from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder, most_at_once
+from ramify.runtime.execution.step_call import StepDef
 from ramify.runtime.records import BranchPath, RunId
 
 FACTS = HostFacts("0.2.0", "3.11.7", "m", 7, "boot", "/home", 8 << 30, {"copy": "", "docker": "no engine"}, "no CRIU")
@@ -194,6 +195,19 @@ def test_a_step_outside_the_world_of_its_branch_says_nothing_of_the_processes_th
         assert places.keeps_processes(branch)
     places.answered(served, StepAnswer())
     assert not places.keeps_processes(branch)
+
+
+def test_steps_that_stay_are_begun_one_per_core() -> None:
+    nodes, runtime = FleetNodes("none", slots=1, patience_s=60.0, observer=None), cast("Any", None)
+    nodes.queue.members = cast("Any", [member("a", slots=1000)])
+    places = BranchPlaces(nodes, runtime, RunId("r"), "copy", here=None)
+    travels = StepDef("s", lambda: None, Effect.UNKNOWN, None)
+    cores = most_at_once(None, travels)
+    assert most_at_once(places, travels) == 1000 > cores
+    assert most_at_once(places, replace(travels, reuse=True)) == cores
+    assert most_at_once(places, replace(travels, effect=Effect.IRREVERSIBLE)) == cores
+    places.stays("s", "it streams")
+    assert most_at_once(places, travels) == cores
 
 
 async def test_steps_that_no_node_can_run_stay() -> None:
