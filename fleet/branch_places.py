@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ramify.fleet.carried_errors import carried, rebuilt
-from ramify.fleet.errors import FleetError, NodesDied
+from ramify.fleet.errors import ClusterUnreachable, FleetError, NodesDied
 from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
 from ramify.fleet.placement import Asked, Member
 from ramify.fleet.ray_cluster import HostDied, RayHost
@@ -115,6 +115,9 @@ class BranchPlaces:
     def stayed(self, step: str) -> bool:
         return step in self._stay
 
+    def keeps_processes(self, branch: BranchPath) -> bool:
+        return branch in self._bound
+
     def released(self, branches: Sequence[BranchPath]) -> None:
         below = tuple(f"{one}/" for one in branches)
         over = [one for one in self._where if f"{one}/".startswith(below)]
@@ -141,13 +144,14 @@ class BranchPlaces:
     def goes_to(self, member: Member[RayHost]) -> None:
         self._used[member.node.id] = member
 
-    def answered(self, branch: BranchPath, answer: StepAnswer) -> None:
+    def answered(self, order: StepOrder, answer: StepAnswer) -> None:
         """Note what a step on a node led to."""
         if answer.sealed is not None:
             assert self.runtime.bucket is not None
             self._there.add(answer.sealed.id)
             self.runtime.bucket.known(answer.sealed.id)
-        (self._bound.add if answer.busy else self._bound.discard)(branch)
+        if order.in_branch:
+            (self._bound.add if answer.busy else self._bound.discard)(order.branch)
 
     async def lost(self, member: Member[RayHost], order: StepOrder, why: str) -> None:
         """A node died while it ran a step. Raises `NodesDied` if too many did."""
@@ -206,16 +210,19 @@ class _NodePlace:
             await asyncio.gather(*self._asked.values(), return_exceptions=True)  # the next node gets their answers
             await places.lost(self._member, order, str(error))
             return None
-        except asyncio.CancelledError:
+        except BaseException as error:
             await self._end_asked()
-            with suppress(HostDied, FleetError, TimeoutError):
-                await asyncio.wait_for(asyncio.shield(host.stop_step(order.id)), _STOP_S)
+            if not isinstance(error, ClusterUnreachable):
+                with suppress(HostDied, FleetError, TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(host.stop_step(order.id)), _STOP_S)
             raise
         await self._end_asked()
         answer = reply.answer
         if reply.error is not None:
             answer = replace(answer, error=rebuilt(reply.error, self.name))
-        places.answered(order.branch, answer)
+        if isinstance(answer.error, asyncio.CancelledError):
+            places.nodes.check_open(places.refusal)  # a fleet that closes ends its steps
+        places.answered(order, answer)
         return answer
 
     async def _said(self, working: Coroutine[Any, Any, StepReply]) -> StepReply:

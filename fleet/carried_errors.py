@@ -2,13 +2,15 @@
 
 Pickle rebuilds an error by calling its class, which fails for classes that take keywords. Here the class is named,
 and its state is set. Only classes that this process has are rebuilt; nothing is imported that the name asks for,
-except modules of Ramify. Arguments and attributes are encoded one by one, so what cannot be decoded here (an object
-of a class that this process does not have) does not cost the rest.
+except modules of Ramify. A program's `__main__` is the module of that file on the nodes. Arguments and attributes are
+encoded one by one, so what cannot be decoded here (an object of a class that this process does not have) does not
+cost the rest.
 """
 
 from __future__ import annotations
 
 import builtins
+import io
 import pickle
 import sys
 import traceback
@@ -18,6 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from ramify.fleet.errors import FailedOnNode
+from ramify.runtime.user_code.workflow_loader import canonical_module, is_main_module
 
 
 class NodeTraceback(Exception):
@@ -53,7 +56,9 @@ def _carried(error: BaseException, trace: str, cause: CarriedError | None) -> Ca
     args = tuple(_encoded(one) or pickle.dumps(_shown(one, repr)) for one in given)
     state = {name: _encoded(value) for name, value in vars(error).items() if name != "__notes__"}
     kept = {name: value for name, value in state.items() if value is not None}
-    return CarriedError(kind.__module__, kind.__qualname__, args, kept, _shown(error, str), trace, cause)
+    return CarriedError(
+        canonical_module(kind.__module__), kind.__qualname__, args, kept, _shown(error, str), trace, cause
+    )
 
 
 def rebuilt(error: CarriedError, node: str) -> BaseException:
@@ -87,11 +92,11 @@ def _made(error: CarriedError, node: str) -> BaseException:
 
 
 def _instance(kind: type[BaseException], error: CarriedError) -> BaseException:
-    args = [pickle.loads(one) for one in error.args]
+    args = [_Decoder(io.BytesIO(one)).load() for one in error.args]
     made = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
     for name, value in error.state.items():
         try:
-            vars(made)[name] = pickle.loads(value)
+            vars(made)[name] = _Decoder(io.BytesIO(value)).load()
         except Exception:  # noqa: BLE001  # of a class that is not here: it is left out
             continue
     return made
@@ -103,10 +108,19 @@ def _class_of(error: CarriedError) -> type[BaseException] | None:
             import_module(error.module)
         except ImportError:
             return None
-    found: Any = builtins if error.module == "builtins" else sys.modules.get(error.module)
+    found: Any = builtins if error.module == "builtins" else sys.modules.get(_name_here(error.module))
     for part in error.name.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _name_here(module: str) -> str:
+    return "__main__" if is_main_module(module) else module
+
+
+class _Decoder(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(_name_here(module), name)
 
 
 def _encoded(value: object) -> bytes | None:

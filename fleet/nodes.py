@@ -68,12 +68,12 @@ class FleetNodes:
         """Wait for a node and take a slot of it; `queue.release` gives it back. Raises an error that begins with
         `refusal`: `NoFitNode` if the nodes of the fleet cannot take it, or if there was none for too long;
         `FleetClosed`; `ClusterUnreachable`."""
-        self._check_open(refusal)
+        self.check_open(refusal)
         placing, now = self.queue.ask(asked), asyncio.get_running_loop().time
         until = now() + self._patience_s
         try:
             while not placing.done():
-                self._check_open(refusal)
+                self.check_open(refusal)
                 if self.queue.can_ever_place(asked):
                     until = now() + self._patience_s
                 elif self.queue.members or now() >= until:
@@ -151,7 +151,8 @@ class FleetNodes:
         names = {node.name for node in nodes.values()}
         self._refused = {name: why for name, why in self._refused.items() if name in names}
 
-    def _check_open(self, refusal: str) -> None:
+    def check_open(self, refusal: str) -> None:
+        """Raises `FleetClosed` and `ClusterUnreachable`, which begin with `refusal`."""
         if self._closed:
             raise FleetClosed(f"{refusal} the fleet is closed")
         if self._head_lost.is_set():

@@ -80,6 +80,7 @@ class RelayedPlaces:
         self._asked: dict[tuple[int, int], asyncio.Future[list[ChatResult]]] = {}
         self._slots = 0
         self._stay: set[str] = set()
+        self._busy: set[BranchPath] = set()  # branches with processes on other nodes
 
     async def take(self) -> tuple[Errand, ...] | None:
         """Wait for what the run wants. None: it has ended."""
@@ -148,7 +149,17 @@ class RelayedPlaces:
     def stayed(self, step: str) -> bool:
         return step in self._stay
 
+    def keeps_processes(self, branch: BranchPath) -> bool:
+        return branch in self._busy
+
+    def answered(self, order: StepOrder, answer: StepAnswer) -> None:
+        if answer.sealed is not None:
+            self.known(answer.sealed.id)
+        if order.in_branch:
+            (self._busy.add if answer.busy else self._busy.discard)(order.branch)
+
     def released(self, branches: Sequence[BranchPath]) -> None:
+        self._busy.difference_update(branches)
         self._put(BranchesEnded(tuple(branches)))
 
     async def close(self) -> None:
@@ -171,8 +182,9 @@ class _RelayedPlace:
     async def perform(self, order: StepOrder, ask: Asking) -> StepAnswer | None:
         self._places.answers(self._slot, ask)
         reply = await self._places.sent(PerformThere(self._slot, order))
-        if reply.answer is not None and reply.answer.sealed is not None:
-            self._places.known(reply.answer.sealed.id)
-        if reply.answer is None or reply.failed is None:
+        if reply.answer is None:
+            return None
+        self._places.answered(order, reply.answer)
+        if reply.failed is None:
             return reply.answer
         return replace(reply.answer, error=rebuilt(reply.failed, self._name))

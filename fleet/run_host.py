@@ -33,7 +33,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.store_folder import boot_id
 from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
 from ramify.runtime.errors import RunNotFound
-from ramify.runtime.execution.placed_steps import StepOrder
+from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder
 from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.store.address import parse
 from ramify.runtime.user_code.call_slo import CallSLO
@@ -68,7 +68,7 @@ class RunHost:
         self._world_hosts: dict[str, WorldHost] = {}  # as above
         self._places: dict[RunId, RelayedPlaces] = {}
         self._step_hosts: dict[str, StepHost] = {}  # as above
-        self._steps: dict[str, StepHost] = {}  # by the id of their order
+        self._steps: dict[str, StepHost | None] = {}  # by the id of their order; None: its host is being opened
         self._relay = EventRelay()
         self._disk = NodeDisk(self._home)
 
@@ -154,12 +154,18 @@ class RunHost:
 
     async def begin_step(self, order: StepOrder, sandbox: str) -> StepReply:
         """As `StepHost.perform`."""
-        host = self._steps[order.id] = await self._step_host(sandbox)
+        self._steps[order.id] = None
+        host = await self._step_host(sandbox)
+        if order.id not in self._steps:  # it was stopped meanwhile
+            return StepReply(StepAnswer(), carried(asyncio.CancelledError()))
+        self._steps[order.id] = host
         return await self._said(order.id, host.perform(order))
 
     async def next_of_step(self, id: str) -> StepReply:
         """As `StepHost.next`."""
-        return await self._said(id, self._steps[id].next(id))
+        host = self._steps[id]
+        assert host is not None, "`begin_step` comes first"
+        return await self._said(id, host.next(id))
 
     async def tell_step(self, id: str, number: int, told: Told) -> None:
         """As `StepHost.tell`."""
@@ -262,8 +268,11 @@ async def _uploaded(runtime: Runtime, run: RunId) -> str:
     """Wait until the bucket has the last state of a run. Returns why it has not; "" if it has."""
     assert runtime.bucket is not None
     states = [one for one in await runtime.store.checkpoints(run) if one.branch == ROOT]
+    last = max(states, key=lambda one: one.seq).snapshot_id
+    if last == (await runtime.record(run)).base_snapshot:
+        return ""  # the fleet had it uploaded; it may never have come here, if only branches on other nodes used it
     try:
-        await runtime.bucket.upload(max(states, key=lambda one: one.seq).snapshot_id)
+        await runtime.bucket.upload(last)
     except ForkEngineError as error:
         return str(error)
     return ""

@@ -19,7 +19,7 @@ from ramify.decorators import load_workflow, steps_of
 from ramify.fleet.carried_errors import CarriedError, carried
 from ramify.fleet.step_calls import CallsOfSteps, ModelAsk, StepAsks, Told
 from ramify.fleet.world_host import fetched, uploaded
-from ramify.fork_engine.errors import RemoteObjectAltered, RemoteObjectMissing
+from ramify.fork_engine.errors import RemoteError, RemoteObjectAltered, RemoteObjectMissing
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.open_bucket import OpenBucket
@@ -100,7 +100,7 @@ class _OfRun:
     def branch(self, order: StepOrder) -> Branch:
         """The branch of an order, in the state that the order begins with."""
         blank = Branch(order.branch, stand_in(order.state or SnapshotId(""), ""), CheckpointId(""))
-        if order.aside or order.state is None:
+        if not order.in_branch:
             return blank
         branch = self.branches.setdefault(order.branch, blank)
         if branch.snapshot.id != order.state:
@@ -186,11 +186,11 @@ class StepHost:
             await self.end(run)
 
     async def _perform(self, order: StepOrder, asks: StepAsks) -> StepReply:
-        face = list[Sandbox]()
+        face, begun = list[Sandbox](), False
         try:
             there = await self._of_run(order)
             step = there.step(order)
-            there.calls.asks[order.key] = asks
+            there.calls.asks[order.key], begun = asks, True
             try:
                 return StepReply(await self._run(there, step, order, face))
             finally:
@@ -199,8 +199,11 @@ class StepHost:
             return StepReply(StepAnswer(refused=str(error)))
         except (RemoteObjectMissing, RemoteObjectAltered) as error:  # the program may have it, or recompute it
             return StepReply(StepAnswer(refused=f"its state did not arrive: {error}"))
-        except Exception as error:  # noqa: BLE001  # it is raised where the run is
-            return StepReply(StepAnswer(last=face[0].last if face else None), carried(error))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # it is raised where the run is
+            stops = not begun or isinstance(error, RemoteError)
+            return StepReply(StepAnswer(last=face[0].last if face else None, stops=stops), carried(error))
 
     async def _run(self, there: _OfRun, step: StepDef, order: StepOrder, faces: list[Sandbox]) -> StepAnswer:
         run, branch = there.run, there.branch(order)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
@@ -17,6 +16,7 @@ from ramify.runtime.effects.fence import compensate
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_step
 from ramify.runtime.execution.merges import Merge
+from ramify.runtime.execution.placed_steps import most_at_once
 from ramify.runtime.execution.run import RunScope, new_row, refuse_inside_step
 from ramify.runtime.execution.steps import begin_step
 from ramify.runtime.journal.cancelled_calls import cancelled_as_before, record_cancelled, until_cancelled_again
@@ -391,7 +391,7 @@ async def _map(
     if not branches:
         return Outcomes()
     places = branches[0].parent.run.places
-    gate = asyncio.Semaphore(concurrency or max(os.cpu_count() or 1, 0 if places is None else places.slots))
+    gate = asyncio.Semaphore(concurrency or most_at_once(places, step.definition))
     followers = branches[0].parent.run.journal.followers
     known = followers.known
 

@@ -8,16 +8,17 @@ nothing, and code between the steps, questions, nested forks and merges are wher
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ramify.compiler.plan import OpId, OpKind
+from ramify.compiler.plan import Effect, OpId, OpKind
 from ramify.fork_engine.types import ProcessTier, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
-from ramify.runtime.execution.step_call import StepCall
+from ramify.runtime.execution.step_call import StepCall, StepDef
 from ramify.runtime.execution.step_commits import NODE, Executed
 from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.user_code.call_slo import CallSLO
@@ -45,14 +46,20 @@ class StepOrder:
     aside: bool
     consumed_s: float
 
+    @property
+    def in_branch(self) -> bool:
+        """Whether it runs in the world of its branch."""
+        return self.state is not None and not self.aside
+
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
     """How an attempt ended.
 
     sealed: the state that it led to; None if the step left its world as it was. attrs: of the step's row. last: its
-    last command. error: what it raised. refused: why it did not begin there, or must not go on there; then nothing
-    counts that it did. busy: whether it left processes running.
+    last command. error: what it raised; stops: that is the machine's trouble, and not the step's result. refused: why
+    it did not begin there, or must not go on there; then nothing counts that it did. busy: whether it left processes
+    running.
     """
 
     result_json: str = "null"
@@ -60,6 +67,7 @@ class StepAnswer:
     attrs: Mapping[str, str] = field(default_factory=dict)
     last: RunResult | None = None
     error: BaseException | None = None
+    stops: bool = False
     refused: str = ""
     busy: bool = False
 
@@ -100,6 +108,10 @@ class Places(Protocol):
         """Whether it was told so."""
         ...
 
+    def keeps_processes(self, branch: BranchPath) -> bool:
+        """Whether a step of that branch left processes running on another machine."""
+        ...
+
     def released(self, branches: Sequence[BranchPath]) -> None:
         """These branches have ended. Does not wait."""
         ...
@@ -137,6 +149,14 @@ class Elsewhere:
         return done, self.entry if self.answer.sealed is None else self.answer.sealed
 
 
+def most_at_once(places: Places | None, step: StepDef) -> int:
+    """How many calls of a step may be at work at the same time, if the program does not say it."""
+    cores = os.cpu_count() or 1
+    if places is None or step.reuse or step.effect is Effect.IRREVERSIBLE or places.stayed(step.name):
+        return cores  # they stay here
+    return max(cores, places.slots)
+
+
 async def stays_here(call: StepCall) -> bool:
     """Whether a call of a step is not one that travels. The caller has excluded those with effects, and those whose
     result may be reused."""
@@ -171,27 +191,34 @@ async def perform_elsewhere(
         return run.calls.stage(list(requests), said=said, **where)  # type: ignore[arg-type]  # each is of its type
 
     while True:
-        async with AsyncExitStack() as slot:
-            place = await slot.enter_async_context(places.place(branch.path, state))
-            if place is None:
-                held.push_async_exit(slot.pop_all())
-                return None
-            run.journal.forget_attempt(place_of_calls)  # the calls that are answered are served
-            order = StepOrder(
-                id=secrets.token_hex(8),
-                run=run.record.id,
-                branch=branch.path,
-                key=call.key,
-                op=call.op.id,
-                step=call.step.name,
-                code=planned.code_digest,
-                arguments=call.arguments,
-                attempt=attempt,
-                state=state,
-                aside=call.aside,
-                consumed_s=run.journal.consumed_s(),
-            )
-            answer = await place.perform(order, ask)
+        try:
+            async with AsyncExitStack() as slot:
+                place = await slot.enter_async_context(places.place(branch.path, state))
+                if place is None:
+                    held.push_async_exit(slot.pop_all())
+                    return None
+                run.journal.refuse_when_stopped()  # it may have waited for long
+                run.journal.forget_attempt(place_of_calls)  # the calls that are answered are served
+                order = StepOrder(
+                    id=secrets.token_hex(8),
+                    run=run.record.id,
+                    branch=branch.path,
+                    key=call.key,
+                    op=call.op.id,
+                    step=call.step.name,
+                    code=planned.code_digest,
+                    arguments=call.arguments,
+                    attempt=attempt,
+                    state=state,
+                    aside=call.aside,
+                    consumed_s=run.journal.consumed_s(),
+                )
+                answer = await place.perform(order, ask)
+            if answer is not None and answer.stops and answer.error is not None:
+                raise answer.error
+        except Exception as error:  # noqa: BLE001  # no result of the step: the run ends with it, a resume tries again
+            run.journal.stop(error)
+            raise run.journal.stopped or error from None
         if answer is None:
             continue
         if answer.refused:

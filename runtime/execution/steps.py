@@ -30,7 +30,7 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.equal_calls import refuse_swapped_result, refuse_untold_call
 from ramify.runtime.execution.placed_steps import perform_elsewhere
-from ramify.runtime.execution.run import RunScope, seal_before, start_prefork
+from ramify.runtime.execution.run import Run, RunScope, seal_before, start_prefork
 from ramify.runtime.execution.step_call import (
     StepCall,
     StepDef,
@@ -164,7 +164,7 @@ async def _perform_on_branch(call: StepCall) -> Any:
         beside = "beside" in call.op.attrs
         wrote = beside and run.journal.changed(call.key)  # it wrote in an earlier process: run it in turn again
         reads = beside or call.step.effect is Effect.READONLY
-        if reads and not wrote and await _is_all_sealed(branch):
+        if reads and not wrote and await _is_all_sealed(run, branch):
             copy = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
             aside = replace(call, aside=True, scope=replace(call.scope, branch=copy))
         if not beside or (aside is None and not wrote):
@@ -179,9 +179,9 @@ async def _perform_on_branch(call: StepCall) -> Any:
         return await _perform_on_world(call)
 
 
-async def _is_all_sealed(branch: Branch) -> bool:
+async def _is_all_sealed(run: Run, branch: Branch) -> bool:
     """Whether the branch's snapshot contains everything in its world, so that a fork of it is equivalent."""
-    if branch.unsealed or branch.lost:
+    if branch.unsealed or branch.lost or (run.places is not None and run.places.keeps_processes(branch.path)):
         return False
     return branch.world is None or not await branch.world.background_processes()
 
@@ -381,7 +381,8 @@ async def _execute_and_commit(
                 await settle_failed_effect(fence, error, result_json)
             if not isinstance(error, Exception):
                 raise
-            if attempt < call.step.retry and not branch.lost and not isinstance(error, FINAL):
+            again = attempt < call.step.retry and not branch.lost and error is not run.journal.stopped
+            if again and not isinstance(error, FINAL):
                 attempt += 1
                 why = f"step {call.step.name!r}: {type(error).__name__}: {error}"
                 run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, why, run.clock() - begun))

@@ -127,6 +127,13 @@ async def takes_last(folder: str) -> None:
 
 
 @workflow
+async def reads(folder: str) -> list[str]:
+    async with fork([0, 1]) as branches:
+        await branches.map(write, folder)
+        return [await branch.run(read) for branch in branches]
+
+
+@workflow
 async def tries(folder: str) -> list[str]:
     async with fork([0, 1]) as branches:
         return [one.value for one in await branches.map(fails_once, folder)]

@@ -18,6 +18,7 @@ from ramify import Runtime, Workflow
 from ramify.compiler.plan import OpKind
 from ramify.fleet.branch_errands import BranchErrands
 from ramify.fleet.branch_places import BranchPlaces
+from ramify.fleet.errors import FleetClosed
 from ramify.fleet.fleet import _shared
 from ramify.fleet.nodes import FleetNodes
 from ramify.fleet.placement import Member
@@ -301,16 +302,80 @@ async def test_model_calls_of_a_run_on_a_node_are_in_its_journal(
 
 
 @needs_time
-async def test_a_node_with_other_code_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_with_other_code_ends_the_run_and_is_no_result_of_a_branch(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workflow takes errors of its branches for results."""
     begin = StepHost.perform
 
     async def other(self: StepHost, order: StepOrder) -> StepReply:
         return await begin(self, replace(order, code="other"))
 
-    monkeypatch.setattr(StepHost, "perform", other)
-    with pytest.raises(StepFailed) as failed:
-        await fleet.runtime.run(branches_app.reads_streams)
+    with monkeypatch.context() as patched:
+        patched.setattr(StepHost, "perform", other)
+        with pytest.raises(StepFailed) as failed:
+            await fleet.runtime.run(branches_app.refused)
     assert isinstance(failed.value.__cause__, WorkflowChanged)
+    result = await fleet.runtime.resume(str(fleet.runtime.last_run_id))
+    assert result == ["Wrong: branch 0", "Wrong: branch 1"]
+
+
+@needs_time
+async def test_a_fleet_that_closes_ends_a_run_which_goes_on_later(fleet: Fleet, folder: Path) -> None:
+    running = asyncio.create_task(fleet.runtime.run(branches_app.takes_last, str(folder)))
+    await until(lambda: len(branches_app.told(folder, "begun")) == 2)
+    fleet.nodes._closed = True
+    for host in fleet.hosts.values():
+        await host.close()
+    with pytest.raises(StepFailed) as failed:
+        await running
+    assert isinstance(failed.value.__cause__, FleetClosed)
+    (folder / branches_app.GATE).touch()
+    with fleet.runtime.placing(lambda record: None):
+        await fleet.runtime.resume(str(fleet.runtime.last_run_id))
+
+
+@needs_time
+async def test_a_step_that_is_stopped_while_its_node_gets_ready_does_not_begin(
+    fleet: Fleet, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, opens = asyncio.Event(), asyncio.Event()
+    ready = RunHost._step_host
+
+    async def slow(self: RunHost, sandbox: str) -> StepHost:
+        opening.set()
+        await opens.wait()
+        return await ready(self, sandbox)
+
+    monkeypatch.setattr(RunHost, "_step_host", slow)
+    running = asyncio.create_task(fleet.runtime.run(branches_app.takes_last, str(folder)))
+    await opening.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    opens.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not any(host._steps for host in fleet.hosts.values())
+    assert not any(steps._working for host in fleet.hosts.values() for steps in host._step_hosts.values())
+
+
+@needs_time
+async def test_a_readonly_step_runs_among_the_processes_that_its_branch_has_on_a_node(
+    fleet: Fleet, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / branches_app.GATE).touch()
+    monkeypatch.setattr(BranchPlaces, "keeps_processes", lambda self, branch: True)
+    await fleet.runtime.run(branches_app.reads, str(folder))
+    assert await fleet.ran("read") == ["a", "b"]
+    assert not any(order.aside for host in fleet.hosts.values() for order in host.orders)
+
+
+@needs_time
+async def test_a_run_that_ends_as_it_began_has_nothing_to_upload(fleet: Fleet) -> None:
+    """Only branches used its state, and those on other nodes."""
+    async with on_a_node(fleet, branches_app.refused) as running:
+        assert await running == ["Wrong: branch 0", "Wrong: branch 1"]
 
 
 @needs_time

@@ -138,3 +138,21 @@ def test_objects_whose_class_is_not_here_cost_neither_the_answer_nor_the_rest(
     assert {name: value for name, value in vars(made).items() if name != "__notes__"} == {"word": "a"}
     assert isinstance(told, FailedOnNode)
     assert "node m raised ValueError: <users_module.Thing" in str(told)
+
+
+def test_a_class_of_the_program_is_that_of_its_file_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, the file of the program is a module with its own name."""
+    there, here = ModuleType("flow_of_mine"), ModuleType("__main__")
+    here.__file__ = "/somewhere/flow_of_mine.py"
+    for module in (there, here):
+        exec("class Thing: ...\nclass Wrong(Exception): ...", vars(module))
+    monkeypatch.setitem(sys.modules, "flow_of_mine", there)
+    error = there.Wrong("no")
+    error.thing = there.Thing()
+    travels = sent(error)
+    monkeypatch.delitem(sys.modules, "flow_of_mine")
+    monkeypatch.setitem(sys.modules, "__main__", here)
+    made = rebuilt(travels, "m")
+    assert type(made) is here.Wrong
+    assert type(vars(made)["thing"]) is here.Thing
+    assert carried(made).module == "flow_of_mine"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from ramify.compiler.plan import Effect, OpId
 from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.node_versions import checked
@@ -14,6 +16,8 @@ from ramify.fleet.nodes import FleetNodes
 from ramify.fleet.placement import Asked, Member, Queue, choose, unfit
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
 from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder, most_at_once
+from ramify.runtime.execution.step_call import StepDef
 from ramify.runtime.records import BranchPath, RunId
 
 FACTS = HostFacts("0.2.0", "3.11.7", "m", 7, "boot", "/home", 8 << 30, {"copy": "", "docker": "no engine"}, "no CRIU")
@@ -177,6 +181,33 @@ async def test_a_run_lends_its_own_slot_to_its_branches() -> None:
     assert (home.taken, other.taken) == (1, 0)
     assert await steps.begin("e") == "here"
     await steps.end("e")
+
+
+def test_a_step_outside_the_world_of_its_branch_says_nothing_of_the_processes_there() -> None:
+    nodes, runtime = FleetNodes("none", slots=1, patience_s=60.0, observer=None), None
+    nodes, runtime = FleetNodes("none", slots=1, patience_s=60.0, observer=None), cast("Any", None)
+    places = BranchPlaces(nodes, runtime, RunId("r"), "copy", here=None)
+    branch = BranchPath("root/f.0.0")
+    served = StepOrder("1", RunId("r"), branch, "k", OpId("run.1"), "s", "", "{}", 0, BASE, False, 0.0)
+    places.answered(served, StepAnswer(busy=True))
+    for other in (replace(served, aside=True), replace(served, state=None)):
+        places.answered(other, StepAnswer())
+        assert places.keeps_processes(branch)
+    places.answered(served, StepAnswer())
+    assert not places.keeps_processes(branch)
+
+
+def test_steps_that_stay_are_begun_one_per_core() -> None:
+    nodes, runtime = FleetNodes("none", slots=1, patience_s=60.0, observer=None), cast("Any", None)
+    nodes.queue.members = cast("Any", [member("a", slots=1000)])
+    places = BranchPlaces(nodes, runtime, RunId("r"), "copy", here=None)
+    travels = StepDef("s", lambda: None, Effect.UNKNOWN, None)
+    cores = most_at_once(None, travels)
+    assert most_at_once(places, travels) == 1000 > cores
+    assert most_at_once(places, replace(travels, reuse=True)) == cores
+    assert most_at_once(places, replace(travels, effect=Effect.IRREVERSIBLE)) == cores
+    places.stays("s", "it streams")
+    assert most_at_once(places, travels) == cores
 
 
 async def test_steps_that_no_node_can_run_stay() -> None:
