@@ -1,5 +1,5 @@
-"""What a run on a node wants for its branches: this program, which has the fleet, finds the slots and sends the steps
-to them."""
+"""Serves the requests of a run that is on a node: finds slots for the steps of its branches, and sends the steps
+there. It works in the program that has the fleet."""
 
 from __future__ import annotations
 

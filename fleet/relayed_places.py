@@ -1,8 +1,8 @@
-"""Where the steps of a run's branches run, if the run itself is on a node: the program that has the fleet knows.
+"""Places for the steps of a run's branches, where the run itself is on a node. The program with the fleet chooses.
 
-The node says what it wants, and the program fetches that (`take`), as it fetches events. A slot is wanted first; then
-a step is performed in it, elsewhere, or the program has answered that it is one of this node. The run's own slot
-counts: the run waits while its branches work.
+The node queues requests, and the program fetches them (`take`), as it fetches events. The first request is for a
+slot. The step then runs in that slot on another node, or here if the slot is this node's. The run's own slot counts,
+because the run waits while its branches work.
 """
 
 from __future__ import annotations

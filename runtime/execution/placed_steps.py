@@ -1,9 +1,10 @@
 """Steps of a fork's branches that run on other machines.
 
-What travels is a step, not a branch. It begins with a sealed state of its branch, and its answer is the result and
-the sealed state that it led to, which the bucket has by then. The process that works on the run stays the only one
-that writes to its journal. So keys, order and rows do not depend on where a step ran, a machine that dies has changed
-nothing, and code between the steps, questions, nested forks and merges are where they were (docs/decisions/121).
+Another machine gets one step, not the branch. The step begins with a sealed state of its branch. The machine answers
+with the result and the new sealed state, which it has uploaded to the bucket before. Only the process that works on
+the run writes to its journal. So keys, order and rows do not depend on where a step ran, and a machine that dies has
+changed nothing. Code between the steps, questions, nested forks and merges stay where the run is
+(docs/decisions/121).
 """
 
 from __future__ import annotations
