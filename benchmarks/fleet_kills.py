@@ -51,7 +51,7 @@ INTERRUPTIONS = (NodesDied, ClusterUnreachable, FleetClosed, RunCancelled, Lease
 HEAD_EVERY = 12
 """One of so many kills is of the head: each costs a cluster."""
 
-RAY_ENDS_S = 40
+RAY_ENDS_S = 60
 """Seconds after which Ray ends the processes of a cluster without a head. The fleet gives up after half of them."""
 
 KINDS = ("process", "node", "database", "object store")

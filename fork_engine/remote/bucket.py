@@ -35,7 +35,8 @@ SCHEMES = {
 PART_BYTES = 8 << 20
 """Bytes of one part of a large upload, and of one piece of a download."""
 
-_RETRIES, _RETRY_S = 5, 60.0
+_RETRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S, _RETRY_S = 8, 0.5, 4.0, 60.0
+"""Each wait is drawn between the first one and twice the one before: a service may be away for about 8 s."""
 _CODE = re.compile(r"<Code>([A-Za-z]+)</Code>|\"error\": ?\"([a-z_]+)\"")
 _CLOCK = (
     "RequestTimeTooSkewed",
@@ -212,7 +213,12 @@ def _open(url: str, folder: Path | None) -> Any:
     try:
         if folder is not None:
             return LocalStore(folder, mkdir=True)
-        retries: Any = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
+        waits = {
+            "init_backoff": timedelta(seconds=_FIRST_WAIT_S),
+            "max_backoff": timedelta(seconds=_LONGEST_WAIT_S),
+            "base": 2,
+        }
+        retries: Any = {"max_retries": _RETRIES, "backoff": waits, "retry_timeout": timedelta(seconds=_RETRY_S)}
         return from_url(url, retry_config=retries)
     except (BaseError, OSError, ValueError) as error:
         first = str(error).splitlines()[0]

@@ -22,6 +22,7 @@ class Service:
     status: int = 200
     body: bytes = b""
     asked: list[str] = field(default_factory=list)
+    broken: int = 0  # so many requests from now on get no answer: the connection ends
 
 
 @pytest.fixture
@@ -32,6 +33,10 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             made.asked.append(self.path)
+            if made.broken:
+                made.broken -= 1
+                self.close_connection = True
+                return
             self.send_response(made.status)
             self.send_header("Content-Length", str(len(made.body)))
             self.end_headers()
@@ -82,6 +87,17 @@ def test_refusals_are_typed_and_tell_no_secret(
         bucket.get("objects/name")
     assert "s3://bucket/prefix" in str(raised.value) and "the-key" not in str(raised.value)
     assert type(raised.value) is error and service.asked[0].startswith("/bucket/prefix/objects/name")
+
+
+def test_a_service_that_is_away_for_a_while_is_asked_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.fork_engine.remote.bucket._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("ramify.fork_engine.remote.bucket._LONGEST_WAIT_S", 0.002)
+    bucket = Bucket("s3://bucket/prefix")
+    service.body, service.broken = b"data", 8
+    assert bucket.get("objects/name") == b"data"
+    service.broken = 9
+    with pytest.raises(RemoteUnusable):
+        bucket.get("objects/name")
 
 
 def test_errors_of_the_data_are_passed_on_and_nothing_is_written(tmp_path: Path) -> None:
