@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ramify import paths
 from ramify.compiler.plan import OpId, OpKind, StagePlan
-from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, VolatileGlobs
+from ramify.fork_engine.snapshots import DEFAULT_VOLATILE, VolatileGlobs
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from ramify.runtime.store.revisions import REVISIONS, VERSION_TABLE
@@ -17,6 +14,10 @@ _FOLDER = Path(__file__).parent
 
 def upgrade(connection: Connection, version: int) -> None:
     """Apply the revisions after the first `version` ones, which the database has already."""
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
     scripts = ScriptDirectory(str(_FOLDER), version_locations=[str(_FOLDER / "versions")])
 
     def steps(_heads: Any, _context: MigrationContext) -> Any:

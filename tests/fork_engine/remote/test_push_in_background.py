@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ramify.fork_engine.errors import RemoteError, RemoteObjectMissing, SnapshotNotFound
-from ramify.fork_engine.remote import background_push
-from ramify.fork_engine.remote.background_push import BackgroundPush
+from ramify.fork_engine.remote import push
 from ramify.fork_engine.remote.pull import pull
+from ramify.fork_engine.remote.push import BackgroundPush
 from ramify.fork_engine.types import SnapshotId
 
 
@@ -80,7 +80,7 @@ def test_an_upload_that_fails_in_any_way_is_told(
 
     with BackgroundPush(here.remote) as pushing:
         with monkeypatch.context() as patched:
-            patched.setattr(background_push, "push", full)
+            patched.setattr(push, "push", full)
             with pytest.raises(RemoteError, match="No space left"):
                 pushing.upload(first.id)
         pushing.upload(second.id)  # the thread lives
@@ -94,7 +94,7 @@ def test_one_that_waits_again_while_its_batch_goes_on_is_uploaded(
 ) -> None:
     here, there = machine("here"), machine("there")
     first, second = here.bench.base({"a": "1"}), here.bench.base({"a": "2"})
-    push, calls, failed, asked = background_push.push, [], threading.Event(), threading.Event()
+    plain, calls, failed, asked = push.push, [], threading.Event(), threading.Event()
 
     def uneven(remote: Any, batch: list[SnapshotId], pins: Any = None) -> Any:
         calls.append(batch)
@@ -105,9 +105,9 @@ def test_one_that_waits_again_while_its_batch_goes_on_is_uploaded(
         if len(calls) == 3:
             failed.set()
             assert asked.wait(60)
-        return push(remote, batch, pins)
+        return plain(remote, batch, pins)
 
-    monkeypatch.setattr(background_push, "push", uneven)
+    monkeypatch.setattr(push, "push", uneven)
     with BackgroundPush(here.remote) as pushing:
         with pushing._changed:  # both in one batch
             pushing.add(first.id)

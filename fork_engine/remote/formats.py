@@ -1,4 +1,10 @@
-"""A layer (or process image) as a stream of bytes: its manifest, then the bytes of its files.
+"""What lies in a remote tier: names, records, and layers as streams of bytes (docs/reference/remote-tier.md).
+
+**No name is used twice.** An object or a record has a random part in its name and is never written again. So a mark
+for deletion (`condemned/NAME`) is about one content for ever, and a push that sees it uploads a copy of its own under
+another name, which no collection can hit by mistake.
+
+**A layer (or process image) as a stream** is its manifest, then the bytes of its files:
 
     LENGTH MANIFEST FILE…         LENGTH: 8 bytes; MANIFEST: manifest.json as in the store
     FILE = COUNT EXTENT…          COUNT: 4 bytes; files in the order of their paths, a hard link only once
@@ -10,17 +16,102 @@ stream needs no digest of its own.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.fork_engine.errors import RemoteObjectAltered, SnapshotCorrupt
-from ramify.fork_engine.filesystem.file_content import HashPool, digest_fd, segments, write_all
+from ramify.fork_engine.filesystem.file_content import HashPool, digest_bytes, digest_fd, segments, write_all
 from ramify.fork_engine.filesystem.openat import file
 from ramify.fork_engine.filesystem.write import create_file, write_tree
 from ramify.fork_engine.layers import LayerReader, Layers
-from ramify.fork_engine.manifest import Manifest, decode
-from ramify.fork_engine.types import Entry, EntryKind, LayerId
+from ramify.fork_engine.manifest import MALFORMED, Manifest, canonical_json
+from ramify.fork_engine.manifest import decode as decode_manifest
+from ramify.fork_engine.snapshots import decode
+from ramify.fork_engine.store_parts import Part
+from ramify.fork_engine.types import Entry, EntryKind, LayerId, Snapshot, SnapshotId
+
+FORMAT = 1
+MARKER = "ramify-store.json"
+OBJECTS, RECORDS, NAMES, CONDEMNED, CLOCK = "objects", "snapshots", "names", "condemned", "clock"
+RUNS, CLAIMS = "runs", "claims"
+
+Member = tuple[Part, str]
+"""A layer, process image or blob, by its part of the store and its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAt:
+    """Where a member's bytes are: an object, and the range in it."""
+
+    object: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRecord:
+    """A snapshot in a bucket: its record as in a store, and where everything is that it needs."""
+
+    name: str  # of the object that holds this
+    snapshot: Snapshot
+    record: bytes
+    volatile: tuple[str, ...]
+    places: Mapping[Member, PackedAt]
+
+    @property
+    def objects(self) -> set[str]:
+        return {place.object for place in self.places.values()}
+
+
+def new_object() -> str:
+    return f"{OBJECTS}/{secrets.token_hex(16)}"
+
+
+def new_record(id: SnapshotId) -> str:
+    return f"{RECORDS}/{id}/{secrets.token_hex(8)}.json"
+
+
+def name_of(owner: str, id: SnapshotId) -> str:
+    """Return the object by which a home says that it needs a snapshot."""
+    return f"{NAMES}/{owner}/{id}"
+
+
+def encode_record(record: bytes, places: Mapping[Member, PackedAt]) -> bytes:
+    spelled = {f"{part.value}/{name}": (at.object, at.offset, at.length) for (part, name), at in places.items()}
+    fields = {"format": FORMAT, "record": record.decode("ascii"), "places": spelled}
+    return canonical_json({**fields, "check": digest_bytes(canonical_json(fields))})
+
+
+def decode_record(name: str, data: bytes) -> RemoteRecord:
+    """Raises `RemoteObjectAltered`."""
+    id = SnapshotId(name.split("/")[1])
+    try:
+        raw = json.loads(data)
+        if raw.pop("check") != digest_bytes(canonical_json(raw)):
+            raise ValueError("check")
+        if raw["format"] != FORMAT:
+            raise RemoteObjectAltered(
+                f"the record {name} has format {raw['format']!r}, and this version of Ramify reads {FORMAT}: update "
+                "Ramify"
+            )
+        record = raw["record"].encode("ascii")
+        snapshot, volatile = decode(record, id)
+        places = {_member(said): PackedAt(str(at[0]), int(at[1]), int(at[2])) for said, at in raw["places"].items()}
+    except (*MALFORMED, SnapshotCorrupt, IndexError):
+        raise RemoteObjectAltered(
+            f"the record {name} in the bucket was altered. Push the snapshot again from a machine that has it"
+        ) from None
+    return RemoteRecord(name, snapshot, record, volatile, places)
+
+
+def _member(said: str) -> Member:
+    part, _, name = said.partition("/")
+    return Part(part), name
+
 
 _CHUNK = 1 << 20
 
@@ -31,7 +122,7 @@ def most_bytes(manifest: Manifest) -> int:
     return 8 + len(manifest.encoded) + sizes
 
 
-def encoded(layers: Layers, id: LayerId) -> Iterator[bytes]:
+def encoded_layer(layers: Layers, id: LayerId) -> Iterator[bytes]:
     """Yield a layer as bytes. Raises `SnapshotCorrupt` before the end if a file differs from the manifest."""
     manifest = layers.manifest(id)
     yield len(manifest.encoded).to_bytes(8, "big") + manifest.encoded
@@ -107,7 +198,7 @@ def read_manifest(reader: ExactReader, id: LayerId) -> Manifest:
     if length > _MOST_MANIFEST:
         raise reader.altered("its manifest has no sensible length")
     try:
-        return decode(reader.read(length), id)
+        return decode_manifest(reader.read(length), id)
     except SnapshotCorrupt as error:
         raise reader.altered(str(error).split(". ")[0]) from None
 

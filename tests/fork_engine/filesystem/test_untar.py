@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.errors import ImageError
-from ramify.fork_engine.filesystem.tar_headers import MAX_HEADER
-from ramify.fork_engine.filesystem.untar import unpack, unpack_layer
+from ramify.fork_engine.filesystem.untar import MAX_HEADER, unpack, unpack_layer
 from ramify.images.archive import is_archive
 
 
