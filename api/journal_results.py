@@ -10,7 +10,7 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.runtime.records import HAPPENED, EffectRecord, LLMRecord, OpRecord, OpStatus
 
 if TYPE_CHECKING:
-    from ramify.compiler.result_matching import RecordedResults
+    from ramify.compiler.change_impact import RecordedResults
 
 
 def ids_of(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> set[str]:
@@ -25,7 +25,7 @@ def recorded_results(
     ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
 ) -> Mapping[str, RecordedResults]:
     """What the journal holds, by the ids of operations. Imports the compiler."""
-    from ramify.compiler.result_matching import RecordedResults
+    from ramify.compiler.change_impact import RecordedResults
 
     steps: dict[str, Counter[str]] = defaultdict(Counter)
     under: dict[str, Counter[str]] = defaultdict(Counter)

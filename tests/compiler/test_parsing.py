@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.compiler.concurrent_parsing import parsed
-from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
+from ramify.compiler.parsing import parsed, shared_tree_of, tree_of
 
 
 def raising(*errors: Exception) -> Callable[[], str]:

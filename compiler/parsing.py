@@ -1,12 +1,32 @@
-"""Parse each text of a file once in a process."""
+"""Parse code while other threads parse, too, and each text of a file once in a process."""
 
 from __future__ import annotations
 
 import ast
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
+from typing import TypeVar
 
-from ramify.compiler.concurrent_parsing import parsed
+T = TypeVar("T")
+
+_ATTEMPTS = 50
+
+
+def parsed(parse: Callable[[], T]) -> T:
+    """Return what `parse` returns, which calls `ast.parse` or something that does.
+
+    CPython 3.11 counts the depth of a tree once for all threads while it builds it. If two threads do so at once, one
+    of them may get `SystemError: AST constructor recursion depth mismatch`. Then it is parsed again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return parse()
+        except SystemError as error:
+            if "recursion depth mismatch" not in str(error):
+                raise
+    return parse()
+
 
 _MOST_KEPT = 1 << 18
 """How many characters the texts of the kept trees have in all. A tree is some fifty times as large as its text."""

@@ -5,8 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.compiler.errors import TextError
-from ramify.compiler.ir.graph import Block, Graph, Operation
-from ramify.compiler.ir.text import dot, print_graph
+from ramify.compiler.ir.graph import Block, Graph, Operation, dot, print_graph
 from ramify.compiler.plan import Effect, OpId, OpKind, Site, StepPlan, ValueId
 from tests.compiler.graph_parser import parse_graph
 
