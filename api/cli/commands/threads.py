@@ -52,8 +52,7 @@ def import_command(
     \b
     Example: ramify threads import sqlite:///checkpoints.sqlite
     """
-    from ramify.runtime.langgraph.checkpointer.thread_copies import copy_all
-    from ramify.runtime.langgraph.checkpointer.thread_databases import langgraph_threads, saver_threads
+    from ramify.runtime.langgraph.checkpointer.thread_copies import copy_all, langgraph_threads, saver_threads
 
     if target is None:
         home.require_usable()
@@ -99,8 +98,7 @@ def export_command(
     \b
     Example: ramify threads export sqlite:///checkpoints.sqlite --load agent.py
     """
-    from ramify.runtime.langgraph.checkpointer.thread_copies import copy_all
-    from ramify.runtime.langgraph.checkpointer.thread_databases import langgraph_threads, saver_threads
+    from ramify.runtime.langgraph.checkpointer.thread_copies import copy_all, langgraph_threads, saver_threads
 
     for module in modules:
         load(f"{module}:__name__")

@@ -25,11 +25,10 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import StoreError
 from ramify.runtime.langgraph.checkpointer.checkpoint_reader import read_bodies
 from ramify.runtime.langgraph.checkpointer.database import open_read_only_engine
-from ramify.runtime.langgraph.checkpointer.delta_encoding import Serialised
 from ramify.runtime.langgraph.checkpointer.maintenance import thread_id
 from ramify.runtime.langgraph.checkpointer.serializers import PLAIN_SERIALIZER, stored_json
 from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, writes
-from ramify.runtime.langgraph.checkpointer.values import load
+from ramify.runtime.langgraph.checkpointer.values import Serialised, load
 from ramify.runtime.langgraph.errors import NoStateThere, ThreadElsewhere
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition, join_key
 from ramify.runtime.records import CheckpointRecord, OpRecord, RunRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.runtime.langgraph.checkpointer.channel_versions import counter_of, next_version
+from ramify.runtime.langgraph.checkpointer.saver import counter_of, next_version
 
 
 def test_versions_have_the_form_of_langgraphs_savers() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ramify.runtime.langgraph.checkpointer.delta_encoding import (
+from ramify.runtime.langgraph.checkpointer.values import (
     Packed,
     Serialised,
     compress,
