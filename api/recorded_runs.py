@@ -67,7 +67,7 @@ class RecordedRuns:
     async def _inbox(self, record: RunRecord) -> Inbox:
         if record.thread_id is None:
             return await inbox_of(self.store, record.id)
-        from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
+        from ramify.runtime.langgraph.thread.stored_thread import open_interrupts
 
         asked = await asyncio.to_thread(open_interrupts, self.database, record)
         return Inbox.of_interrupts(record.id, asked, await self.store.answers(record.id))

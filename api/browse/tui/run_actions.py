@@ -128,7 +128,7 @@ def _asked(home: Home, graph: Graph) -> list[Waiting]:
     if run.thread_id is None:
         return [_waiting(one) for one in Inbox.of_rows(run.id, rows, answers).open]
     from ramify.runtime.langgraph.errors import ThreadElsewhere
-    from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
+    from ramify.runtime.langgraph.thread.stored_thread import open_interrupts
 
     try:
         asked = open_interrupts(home.database, run)

@@ -191,7 +191,7 @@ async def _interrupts(graph: WorldApp, runtime: Runtime, record: RunRecord) -> t
     """The questions of the thread's interrupts; and whether its checkpoints are in the database of the runs."""
     from ramify.cli.targets import plain
     from ramify.runtime.langgraph.errors import ThreadElsewhere
-    from ramify.runtime.langgraph.thread.stored_interrupts import as_question, open_interrupts
+    from ramify.runtime.langgraph.thread.stored_thread import as_question, open_interrupts
 
     try:
         return await asyncio.to_thread(open_interrupts, runtime.database, record), True

@@ -14,7 +14,7 @@ from langgraph.types import Command, interrupt
 from ramify import paths
 from ramify.graph import Saver, saver
 from ramify.runtime.langgraph.errors import ThreadElsewhere
-from ramify.runtime.langgraph.thread.stored_interrupts import questions
+from ramify.runtime.langgraph.thread.stored_thread import questions
 
 
 class State(TypedDict):
