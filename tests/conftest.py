@@ -243,7 +243,7 @@ WARM = (
     "ramify.runtime.execution.merges",
     "ramify.runtime.langgraph.value_summary",
     "ramify.runtime.store.reader",
-    "ramify.runtime.store.upgrade",
+    "ramify.runtime.store.migrate",
     "ramify.sandboxes.backends.copying",
     "ramify.session",
     "ramify.worlds.world",

@@ -48,8 +48,8 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.address import REVISIONS
 from ramify.runtime.store.engines import finish_despite_cancel
-from ramify.runtime.store.revisions import REVISIONS
 from ramify.runtime.store.run_locks import PushedRun, hold_run, note_brought_back, note_pushed, pushed_run
 
 FORMAT = 1

@@ -32,7 +32,7 @@ import scenarios
 from lives import MADE_AGAIN, Left, Scenario, live, lose
 
 import ramify.runtime.execution.driver
-import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork
+import ramify.runtime.store.migrate  # noqa: F401  warm: imported before the first fork
 from ramify.compiler.pipeline import compile_graph, compile_workflow  # noqa: F401  warm
 from ramify.fork_engine import crash_points
 from ramify.runtime.records import RunStatus
