@@ -12,7 +12,7 @@ from ramify.compiler.plan import Plan
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch
-from ramify.runtime.estimates.recent_runs import RecentRuns, learned
+from ramify.runtime.estimates.recorded_runs import RecentRuns, learned
 from ramify.runtime.execution.driver import Launch
 from ramify.runtime.store import RunStore
 

@@ -36,7 +36,7 @@ from ramify.runtime.errors import (
     StoreError,
     UsedAfterFork,
 )
-from ramify.runtime.estimates.recent_runs import RecentRuns
+from ramify.runtime.estimates.recorded_runs import RecentRuns
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
 from ramify.runtime.execution.placed_steps import Places

@@ -217,6 +217,9 @@ async def runtime(home: Path, model: LLMClient) -> AsyncIterator[Runtime]:
 
 WARM = (
     "aiosqlite",
+    "alembic.operations",
+    "alembic.runtime.migration",
+    "alembic.script",
     "ramify.blocking_stream",
     "ramify.cli.commands.diff",
     "ramify.cli.commands.effects",
@@ -243,7 +246,6 @@ WARM = (
     "ramify.runtime.execution.merges",
     "ramify.runtime.langgraph.value_summary",
     "ramify.runtime.store.reader",
-    "ramify.runtime.store.migrate",
     "ramify.sandboxes.backends.copying",
     "ramify.session",
     "ramify.worlds.world",

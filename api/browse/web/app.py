@@ -25,7 +25,7 @@ from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.history import History
 from ramify.inspect.values import parse_value
 from ramify.runtime.errors import AlreadyAnswered, RunError
-from ramify.runtime.estimates.recent_runs import observed
+from ramify.runtime.estimates.recorded_runs import observed
 from ramify.runtime.records import CheckpointRecord, RunId
 
 STATIC = Path(__file__).parent / "static"

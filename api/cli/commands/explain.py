@@ -114,7 +114,7 @@ def _told(
 
 
 async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], RecordedEstimates]:
-    from ramify.runtime.estimates.recent_runs import observed
+    from ramify.runtime.estimates.recorded_runs import observed
 
     run = await require_run(store, text)
     others = await observed(store, run.workflow, but=run.id)

@@ -1,23 +1,61 @@
-"""Detect whether anybody ever waited for a task that runs a step, even if that wait ended before the task did.
+"""Tasks of a workflow: which one reads a streamed answer, and whether anybody ever waited for one that runs a step.
 
-A `gather` in which another task fails, a `wait` for the first result and a `wait_for` around a `shield` all return
-while tasks that they waited for keep running, and most of them remove their callback from those tasks. So this module
-inspects the callbacks that a task has when it is first seen, and each callback that is added later. A task that is
-awaited directly never outlives its waiter: the `await` ends with it or cancels it. A callback of the program's own,
-such as `tasks.discard`, does not count as a wait.
+Pieces of a streamed answer come by chance, so two tasks that read one take turns by chance, as two threads do.
+
+A wait for a task may end before the task does. A `gather` in which another task fails, a `wait` for the first result
+and a `wait_for` around a `shield` all return while tasks that they waited for keep running, and most of them remove
+their callback from those tasks. So `TaskWaits` inspects the callbacks that a task has when it is first seen, and each
+callback that is added later. A task that is awaited directly never outlives its waiter: the `await` ends with it or
+cancels it. A callback of the program's own, such as `tasks.discard`, does not count as a wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
 from types import CoroutineType
 from typing import Any
 from weakref import WeakSet, ref
+
+
+class ReadingTask:
+    """A task that has read from a streamed answer. `outer`: the one in whose context it was made."""
+
+    def __init__(self, task: asyncio.Task[object], outer: ReadingTask | None) -> None:
+        self._task, self._outer = ref(task), outer
+
+    def is_of(self, task: asyncio.Task[object] | None) -> bool:
+        return self._task() is task
+
+    def is_alive(self) -> bool:
+        task = self._task()
+        return task is not None and not task.done()
+
+    def is_inside(self, other: ReadingTask) -> bool:
+        """Whether it was made by the other one, so that it may know what that one did."""
+        outer = self._outer
+        return outer is not None and (outer is other or outer.is_inside(other))
+
+
+_reading: ContextVar[ReadingTask | None] = ContextVar("ramify_reading", default=None)
+
+
+def reading_task() -> ReadingTask | None:
+    """Return the task that has read a streamed answer, and that makes this call or has begun the task that does."""
+    return _reading.get()
+
+
+def task_reads() -> None:
+    """Note that the running task reads a streamed answer. Call it in an async generator: it shares the context of who
+    reads it."""
+    task, outer = asyncio.current_task(), _reading.get()
+    if task is not None and (outer is None or not outer.is_of(task)):
+        _reading.set(ReadingTask(task, outer))
+
 
 LEFT = "left by those who waited for it"
 """The message of the cancellation that ends such a task."""

@@ -1,4 +1,5 @@
-"""Texts of earlier versions can be decoded, and journal keys with their digests are found again."""
+"""Digests that are taken of the text itself are those of the parsed value. Texts of earlier versions can be decoded,
+and journal keys with their digests are found again."""
 
 from __future__ import annotations
 
@@ -11,10 +12,30 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.codec.digests import digest_in_journal, digest_of_arguments, digest_of_text
 from tests.runtime.kept_values import BERLIN, VALUES, Coded, Colour, Foo, Frozen, Holder, Made, Pair, Text
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.sampled_from("{}$")
+PLAIN_VALUES = st.recursive(
+    SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3), max_leaves=5
+)
+
+
+@given(PLAIN_VALUES)
+def test_of_any_value(value: object) -> None:
+    text = codec.encode(value)
+    assert digest_of_text(text) == codec.digest_text(text)
+
+
+@given(st.dictionaries(st.text() | st.just("$") | st.integers(), PLAIN_VALUES, max_size=3))
+def test_of_arguments(arguments: dict[str, object]) -> None:
+    text = codec.encode(arguments)
+    assert digest_of_arguments(arguments, text) == codec.digest_text(text)
+
 
 HERE = "tests.runtime.kept_values"
 

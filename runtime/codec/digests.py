@@ -1,9 +1,11 @@
-"""Digests of values as earlier processes encoded them, so that their journal keys are found again.
+"""Digests of values beside those of `codec`: of long texts without parsing them, and of earlier versions' texts.
+
+A text in which nothing has to be sorted is not parsed and written again (`digest_of_text`).
 
 Journal keys contain a digest of the arguments. Earlier versions encoded a pydantic model as its own JSON, a time zone
 as its offset, a duration as seconds, and left out `fold`. Their texts can still be decoded (`decoder`). If a run's
-journal knows a value by its earlier digest, the run continues with that digest. The same holds for values whose
-classes have changed since (`recorded_layouts`).
+journal knows a value by its earlier digest, the run continues with that digest (`KnownDigests`), so that its journal
+keys are found again. The same holds for values whose classes have changed since (`recorded_layouts`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import re
@@ -26,8 +29,31 @@ from ramify.runtime.codec import codec
 from ramify.runtime.codec.encoder import sort_encoded
 from ramify.runtime.codec.object_state import TAG
 from ramify.runtime.codec.persisted_names import stored_name
-from ramify.runtime.codec.plain_digests import digest_of_arguments
 from ramify.runtime.user_code.workflow_loader import canonical_module
+
+_AT_ONCE = 1 << 20  # characters
+
+
+def digest_of_text(text: str) -> str:
+    """Return `codec.digest_text(text)`. A text without objects is its own canonical form."""
+    return _sha256(text) if "{" not in text else codec.digest_text(text)
+
+
+def digest_of_arguments(arguments: Mapping[str, object], text: str) -> str:
+    """Return `codec.digest_text(text)`. `text`: the encoded arguments, by name. If none of them holds an object, only
+    the names have an order."""
+    is_plain = text.count("{") == 1 and f'"{TAG}":' not in text  # so the names are strings
+    return _sha256(text) if is_plain and list(arguments) == sorted(arguments) else codec.digest_text(text)
+
+
+def _sha256(text: str) -> str:
+    if len(text) <= _AT_ONCE:
+        return hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256()
+    for at in range(0, len(text), _AT_ONCE):  # without another copy of a long text
+        digest.update(text[at : at + _AT_ONCE].encode())
+    return digest.hexdigest()
+
 
 _CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')
 _NAMED_TUPLE = '"$":"namedtuple"'

@@ -9,7 +9,7 @@ import pytest
 from ramify import paths
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
-from ramify.runtime.worlds.automatic_collection import DiskPolicy, Space, collect_if_due
+from ramify.home_collection import DiskPolicy, Space, collect_if_due
 from ramify.runtime.worlds.garbage_collection import Collected, EvictionMarks, collect
 
 GB = 1 << 30
