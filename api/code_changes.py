@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.plan import CHANGED, PLACES_VERSION, PLAN_VERSION, Plan, site_file, text_digest
-from ramify.journal_results import ids_of, recorded_results
+from ramify.recorded_runs import ids_of, recorded_results
 from ramify.runtime.errors import WorkflowChanged
 from ramify.runtime.execution.driver import Adopt, Adoption, was_changed
 from ramify.runtime.records import (

@@ -11,8 +11,7 @@ from textual import work
 from textual.app import App as Terminal
 
 from ramify.browse.tui.branch_graph import Graph, Node
-from ramify.browse.tui.dialogs import AnswerDialog, ConfirmDialog, OutputDialog, Waiting
-from ramify.browse.tui.resume_process import ResumeProcess, command
+from ramify.browse.tui.dialogs import AnswerDialog, ConfirmDialog, OutputDialog, ResumeProcess, Waiting, command
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.home import Home
 from ramify.inspect.values import plain

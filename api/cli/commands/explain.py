@@ -157,7 +157,7 @@ def _plan_now(run: RunRecord, target: str | None) -> Plan:
         from ramify.cli.commands.compile import compiled
 
         return compiled(run.workflow, workspace=run.workspace).plan
-    from ramify.cli.commands.thread_resume import find_app
+    from ramify.cli.commands.threads import find_app
 
     with find_app(run, target, "explain") as app:
         return app.session.plan
