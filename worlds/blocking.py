@@ -18,11 +18,10 @@ from ramify.sandboxes.process_contract import Output, Process
 from ramify.worlds.blocking_home import SyncWorldHome
 from ramify.worlds.commands import Terminal, WorldShell
 from ramify.worlds.errors import WorldClosed
-from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.home import Opening, WorldHome
 from ramify.worlds.world import World
-from ramify.worlds.world_egress import Allowed
 from ramify.worlds.world_files import MOST_READ
+from ramify.worlds.world_network import Allowed, ExposedPort
 
 
 class SyncOutput:

@@ -22,9 +22,9 @@ from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, Opening, WorldHome, started_in, world_spec
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
-from ramify.worlds.world_egress import Allowed, WorldEgress, recorded_egress
 from ramify.worlds.world_files import MOST_READ as MOST_READ
 from ramify.worlds.world_files import WorldFiles
+from ramify.worlds.world_network import Allowed, WorldEgress, recorded_egress
 from ramify.worlds.world_snapshots import WorldSnapshots
 
 
