@@ -45,7 +45,7 @@ class RemoteReport:
     """lost: snapshots that this home names and that no record of the bucket can restore. condemned: with `repair`,
     the objects and records that were marked for deletion."""
 
-    formats: int
+    records: int
     members: int
     problems: tuple[RemoteProblem, ...]
     lost: tuple[SnapshotId, ...]
