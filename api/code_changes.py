@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.plan import CHANGED, PLACES_VERSION, PLAN_VERSION, Plan, site_file, text_digest
-from ramify.journal_results import ids_of, recorded_results
+from ramify.recorded_runs import ids_of, recorded_results
 from ramify.runtime.errors import WorkflowChanged
 from ramify.runtime.execution.driver import Adopt, Adoption, was_changed
 from ramify.runtime.records import (
@@ -24,7 +24,7 @@ from ramify.runtime.records import (
 )
 
 if TYPE_CHECKING:
-    from ramify.compiler.result_matching import Matching, OperationLine
+    from ramify.compiler.change_impact import Matching, OperationLine
     from ramify.compiler.spec import Spec
     from ramify.decorators import Workflow
 
@@ -329,7 +329,7 @@ def matched_with(
     accepted: bool = True,
 ) -> tuple[Matching, set[str]]:
     """The calls to which recorded results certainly belong; and the ids of operations that are in use."""
-    from ramify.compiler.result_matching import matching
+    from ramify.compiler.change_impact import matching
 
     there = recorded_results(ops, llm, effects)
     if plan.version < PLACES_VERSION and there:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ramify import paths
-from ramify.blocking_stream import BlockingStream
 from ramify.compiler.declarations import StepInfo, WorkflowInfo
 from ramify.compiler.plan import Effect, OpKind
 from ramify.runtime.durations import Duration, seconds
@@ -22,6 +21,7 @@ from ramify.runtime.execution.run import RunScope
 from ramify.runtime.execution.step_call import StepDef, call_inline
 from ramify.runtime.execution.steps import begin_step
 from ramify.runtime.execution.streaming import Stream, outcome, streamed
+from ramify.runtime.langgraph.thread.portal import BlockingStream
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.user_code.scope import current_scope, is_in_a_run

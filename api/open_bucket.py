@@ -17,7 +17,7 @@ from ramify.runtime.events import Event, OpDone, RunStarted
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 
 if TYPE_CHECKING:
-    from ramify.fork_engine.remote.background_push import BackgroundPush
+    from ramify.fork_engine.remote.push import BackgroundPush
     from ramify.fork_engine.remote.remote_store import RemoteStore
 
 
@@ -87,7 +87,7 @@ class OpenBucket:
         return pull(self._remote, [id]).snapshots[0]
 
     def _open(self) -> tuple[RemoteStore, BackgroundPush]:
-        from ramify.fork_engine.remote.background_push import BackgroundPush
+        from ramify.fork_engine.remote.push import BackgroundPush
         from ramify.fork_engine.remote.remote_store import RemoteStore
 
         with ExitStack() as stack:

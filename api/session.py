@@ -15,18 +15,16 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ramify import paths
-from ramify.chosen_settings import ChosenSettings
 from ramify.code_changes import Changes, CodeDiff, preview, standing
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, load_workflow, steps_of
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Resolver
-from ramify.new_runs import launch_of
+from ramify.new_runs import RunForks, launch_of
 from ramify.open_bucket import OpenBucket
 from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
-from ramify.resources import BackendChoice, Resources, environment, reuse_check_share
-from ramify.run_forks import RunForks
+from ramify.resources import BackendChoice, ChosenSettings, Resources, environment, reuse_check_share
 from ramify.runtime.codec import codec
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects import ledger
@@ -36,7 +34,7 @@ from ramify.runtime.errors import (
     StoreError,
     UsedAfterFork,
 )
-from ramify.runtime.estimates.recent_runs import RecentRuns
+from ramify.runtime.estimates.recorded_runs import RecentRuns
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
 from ramify.runtime.execution.placed_steps import Places

@@ -38,9 +38,8 @@ from ramify.fork_engine.errors import RemoteError
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import LeaseHeld, RunCancelled, StoreError
 from ramify.tree_search.command_turns import CommandTurns
-from ramify.tree_search.errors import SearchError
 from ramify.tree_search.search import Beam
-from ramify.tree_search.types import Turn
+from ramify.tree_search.types import SearchError, Turn
 
 MAILS, RUN_LANES, SEARCH_LANES = 6, 3, 2
 WIDTH, DEPTH, KEEP = 3, 4, 2

@@ -183,7 +183,7 @@ class _Suite:
         from langgraph._internal._runnable import RunnableCallable
 
         from ramify import current_sandbox
-        from ramify.runtime.langgraph.node.user_code import Code
+        from ramify.runtime.langgraph.node.world_node import Code
 
         run, arun = Code.run, Code.arun
         names = (f"written-{number}" for number in itertools.count())

@@ -16,9 +16,8 @@ from ramify.compiler.emit import emit
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.analysis import reachable
-from ramify.compiler.ir.graph import Graph
+from ramify.compiler.ir.graph import Graph, dot, mermaid, print_graph
 from ramify.compiler.ir.lower import lower
-from ramify.compiler.ir.text import dot, mermaid, print_graph
 from ramify.compiler.passes import chosen, run_passes
 from ramify.compiler.plan import EQUAL, IF_SET, PICKED, PLAN_VERSION, UNORDERED, OpKind, Plan
 from ramify.compiler.spec import Machine, Spec, spec_text

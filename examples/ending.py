@@ -11,7 +11,7 @@ from ramify.fork_engine.errors import ForkEngineError
 from ramify.runtime.errors import RunError
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.errors import ServingError
-from ramify.tree_search.errors import SearchError
+from ramify.tree_search.types import SearchError
 from ramify.worlds.errors import WorldError
 
 

@@ -22,9 +22,8 @@ from ramify.fork_engine.errors import RemoteError
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.types import SnapshotId
-from ramify.home_collection import automatic_policy, collect_home
+from ramify.home_collection import Space, automatic_policy, collect_home
 from ramify.inspect.home import Home
-from ramify.runtime.worlds.automatic_collection import Space
 
 EVERY_S = 300.0
 """Seconds between two collections. Younger snapshots are left alone anyway."""

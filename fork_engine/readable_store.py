@@ -14,15 +14,16 @@ from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.write import Place
 from ramify.fork_engine.fsck.repair import verify_unflushed
 from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
-from ramify.fork_engine.snapshot_keys import (
+from ramify.fork_engine.snapshots import (
     DEFAULT_VOLATILE,
     VOLATILE_OUTSIDE,
+    Blobs,
+    Snapshots,
     StackViews,
     VolatileGlobs,
     base_digest,
     content_key,
 )
-from ramify.fork_engine.snapshots import Blobs, Snapshots
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
 from ramify.fork_engine.store_parts import OpenStore
 from ramify.fork_engine.types import Change, ContentKey, Entry, EntryKind, LayerId, Snapshot, SnapshotId, Written
@@ -40,7 +41,7 @@ class ReadableStore:
         self, root: Path, *, volatile: Sequence[str] = DEFAULT_VOLATILE, max_layers: int = MAX_LAYERS
     ) -> None:
         """Open the store at `root`, or create one. `volatile`: globs that content keys leave out (see
-        `snapshot_keys.py`).
+        `snapshots.py`).
 
         Raises `StoreUnusable`, as every method does that writes.
         """

@@ -16,8 +16,14 @@ from typing import IO
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import MergeConflict, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.fsck.repair import FsckReport, fsck
-from ramify.fork_engine.importer import import_folder, import_image, import_process_image
-from ramify.fork_engine.layer_import import ImportedLayer, empty_layer, import_layer
+from ramify.fork_engine.importer import (
+    ImportedLayer,
+    empty_layer,
+    import_folder,
+    import_image,
+    import_layer,
+    import_process_image,
+)
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.merge.apply import merge_snapshots
 from ramify.fork_engine.readable_store import ReadableStore, over_image_of
@@ -31,8 +37,7 @@ from ramify.fork_engine.seal import (
     read_upper,
     squashed_layer,
 )
-from ramify.fork_engine.snapshot_keys import snapshot_id
-from ramify.fork_engine.snapshots import UNNAMED_GRACE_S
+from ramify.fork_engine.snapshots import UNNAMED_GRACE_S, snapshot_id
 from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.fork_engine.types import (
     Conflict,

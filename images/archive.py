@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 
 from ramify.fork_engine.errors import ImageError
-from ramify.fork_engine.filesystem.tar_headers import UNREADABLE, BoundedHeaders, members_of
+from ramify.fork_engine.filesystem.untar import UNREADABLE, BoundedHeaders, members_of
 from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.images import documents, layout
 from ramify.images.documents import Platform

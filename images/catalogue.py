@@ -51,7 +51,7 @@ class Image:
 @dataclass(frozen=True, slots=True)
 class LayerRecord:
     """What was made of a layer. `layers`: by the digest of the modes that undeclared folders got (see
-    `fork_engine/layer_import.py`), "" for none."""
+    `fork_engine/importer.py`), "" for none."""
 
     bytes: int
     implied: tuple[str, ...] = ()

@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING, cast
 
 from ramify import paths
 from ramify.fork_engine import errors as fork_errors
-from ramify.fork_engine.filesystem.stacked_folders import is_folder_in_stack
 from ramify.fork_engine.gc_pins import Pins
-from ramify.fork_engine.layer_import import implied_modes
+from ramify.fork_engine.importer import implied_modes
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId
+from ramify.fork_engine.view import is_folder_in_stack
 from ramify.images import archive, container_programs, layout
 from ramify.images.catalogue import Catalogue, Image, LayerRecord, StoredLayer
 from ramify.images.documents import Platform

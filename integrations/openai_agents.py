@@ -21,10 +21,10 @@ from typing import Any, Literal
 from ramify.integrations.errors import FileAccessFailed, NotStarted
 from ramify.integrations.world_access import pack, read_file, unpack, write_file
 from ramify.worlds.errors import WorldNotFound
-from ramify.worlds.exposed_port import ExposedPort
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind
 from ramify.worlds.world import World
+from ramify.worlds.world_network import ExposedPort
 
 try:
     from agents.sandbox import Manifest, SnapshotSpec, resolve_snapshot

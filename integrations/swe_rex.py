@@ -23,9 +23,8 @@ from typing import Any, Literal
 from ramify.integrations.errors import FileAccessFailed
 from ramify.integrations.world_access import as_os_error, merged, read_file, upload, write_file
 from ramify.sandboxes.errors import CommandRefused, InputClosed, WorldDied
+from ramify.worlds.commands import Terminal, WorldShell
 from ramify.worlds.errors import PathRefused, WorldClosed
-from ramify.worlds.shell import WorldShell
-from ramify.worlds.terminal import Terminal
 from ramify.worlds.world import World
 
 try:

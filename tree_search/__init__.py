@@ -2,7 +2,7 @@
 
 Main types, in the order in which to read them:
 
-- `types.py`: `Environment` (what can be stepped and forked), `Turn`, `StepResult`, and the result.
+- `types.py`: `Environment` (what can be stepped and forked), `Turn`, `StepResult`, the result, and the errors.
 - `search` (`search.py`): the one function, exported as `ramify.search`.
 - `BestOf`, `Beam`, `MCTS` (`search.py`): which turns a search tries next.
 - `CommandTurns` (`command_turns.py`): a `ramify.World` as an environment whose actions are commands.

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from ramify.tree_search.errors import NoScore
-from ramify.tree_search.types import E, HistoryKeyed, Keyed, Node, Policy, Score, StepResult, Stopped, Turn
+from ramify.tree_search.types import E, HistoryKeyed, Keyed, Node, NoScore, Policy, Score, StepResult, Stopped, Turn
 
 T = TypeVar("T")
 

@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ramify.tree_search.errors import NothingProposed, SearchError
 from ramify.tree_search.expansion import Expansion, together
-from ramify.tree_search.types import E, Node, Policy, Score, SearchResult, Turn
+from ramify.tree_search.types import E, Node, NothingProposed, Policy, Score, SearchError, SearchResult, Turn
 
 
 class Method(Protocol):

@@ -1,4 +1,4 @@
-"""What a search works on, and what it returns."""
+"""What a search works on, what it returns, and its errors. `SearchError` is the root of these."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+
+
+class SearchError(Exception):
+    """The root of this package's errors."""
+
+
+class NothingProposed(SearchError):
+    """The policy proposed no action at the root, so the search has no candidate."""
+
+
+class NoScore(SearchError):
+    """A turn ended without a score, and the search has no `score` function."""
+
 
 Action = TypeVar("Action")
 Action_contra = TypeVar("Action_contra", contravariant=True)

@@ -2,8 +2,8 @@
 
 Main types, in the order in which to read them:
 
-- `World` (`world.py`): one live world. Its parts, each in the module of its name: `WorldCommands`, `WorldFiles`,
-  `WorldSnapshots`, `WorldEgress`.
+- `World` (`world.py`): one live world. Its parts, each in a module `world_….py`: `WorldCommands`, `WorldFiles`,
+  `WorldSnapshots`, `WorldEgress` (`world_network.py`).
 - `WorldHome` (`home.py`): the open home: its snapshot store, its backend, and the names of its worlds.
 - `References` (`references.py`): names of worlds and tags of snapshots, one small file each.
 - `SyncWorld` (`blocking.py`): the same as `World`, for code without an event loop.

@@ -1,16 +1,23 @@
-"""Run one command of a world to its end: feed its input, collect its output, end it at its deadline."""
+"""Commands, shells and terminals of a live world.
+
+`run_to_end` runs one command to its end: it feeds its input, collects its output, and ends it at its deadline.
+`WorldShell` is a persistent shell by its name. `Terminal` is what is typed into a terminal, what it shows, and its
+size.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
+from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Limit, RunResult, World, check_seconds
 from ramify.sandboxes.errors import InputClosed, Unsupported
+from ramify.sandboxes.host.shell_commands import as_text
 from ramify.sandboxes.process_contract import Command, Process, ProcessStarter, TerminalSize
 from ramify.worlds.errors import CommandFailed
 
@@ -114,3 +121,75 @@ def checked(result: RunResult, check: bool) -> RunResult:
         told = result.stderr.strip() or result.stdout.strip()
         raise CommandFailed(f"{result.command!r} ended with exit code {result.exit_code}: {told[-500:]}", result)
     return result
+
+
+class WorldShell:
+    """A bash whose `cd`, variables, functions and options last. Made by `World.shell`; it starts with its first
+    command."""
+
+    def __init__(self, name: str, alive: Callable[[], contract.World]) -> None:
+        self.name = name
+        self._alive = alive
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Run a command in this shell; one runs at a time in it. `env` and `cwd` hold for this command only.
+
+        A timeout (seconds) ends all that the shell has started, and the next command has a new bash with the state
+        after the last complete command. check: raise `CommandFailed`. Raises `WorldDied`, `Unsupported`."""
+        text = as_text(command)
+        data = stdin.encode() if isinstance(stdin, str) else stdin or b""
+        shell = await starter_of(self._alive()).shell(self.name)
+        result = await shell.run(text, stdin=data, env=env, cwd=cwd, timeout=timeout)
+        return checked(result, check)
+
+    async def close(self) -> None:
+        """End it and everything that it started, and forget its state."""
+        await (await starter_of(self._alive()).shell(self.name)).close()
+
+
+class Terminal:
+    """A terminal, and the command that it controls. Made by `World.pty`. An async iterator of what it shows."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._process.stdout.__aiter__()
+
+    async def read(self) -> bytes:
+        """What it shows next; b"" once the command has ended."""
+        return await self._process.stdout.read()
+
+    async def write(self, data: bytes | str) -> None:
+        """Type: b"\\x03" is Ctrl-C, b"\\x04" Ctrl-D, b"\\x1a" Ctrl-Z. Raises `InputClosed`."""
+        await self._process.write_stdin(data)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """The programs in it are told (SIGWINCH). Raises `ValueError` for sizes that no terminal has."""
+        self._process.resize(TerminalSize(rows, columns))
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process group of its command."""
+        self._process.send_signal(number)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while the command runs; 128 + the signal's number if one ended it."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """The command's exit code. Raises `WorldDied`."""
+        return await self._process.wait()

@@ -1,4 +1,5 @@
-"""The open home of worlds: its snapshot store, one backend, and the names of worlds and tags."""
+"""The open home of worlds: its snapshot store, one backend, and the names of worlds and tags; and worlds that are
+about to be made there (`Opening`)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ramify import paths
 from ramify.fork_engine.errors import SnapshotNotFound
@@ -31,6 +32,7 @@ from ramify.worlds.references import Kind, Reference, References
 
 if TYPE_CHECKING:
     from ramify.sandboxes.egress.settings import Egress
+
 
 DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
 """Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some
@@ -316,3 +318,49 @@ def world_spec(
         limits=limits or Limits(),
         dumpable=dumpable,
     )
+
+
+class Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+W = TypeVar("W", bound=Closing)
+
+
+class Opening(AbstractAsyncContextManager[W], Awaitable[W]):
+    """A world that is about to be made. Await it for the world, or enter it: leaving it then closes the world."""
+
+    def __init__(
+        self,
+        make: Callable[[WorldHome, bool], Awaitable[W]],
+        home: WorldHome | str | Path | None,
+        sandbox: str | None,
+    ) -> None:
+        if isinstance(home, WorldHome) and sandbox is not None:
+            raise WorldError("an open home has its backend: leave out sandbox=")
+        self._make = make
+        self._home = home
+        self._sandbox = sandbox
+        self._world: W | None = None
+
+    def __await__(self) -> Generator[Any, None, W]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> W:
+        self._world = await self._opened()
+        return self._world
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._world is not None:
+            await self._world.close()
+
+    async def _opened(self) -> W:
+        if isinstance(self._home, WorldHome):
+            return await self._make(self._home, False)
+        home = WorldHome(self._home, self._sandbox)
+        await home.__aenter__()
+        try:
+            return await self._make(home, True)
+        except BaseException:
+            await home.__aexit__()
+            raise

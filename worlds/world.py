@@ -19,13 +19,12 @@ from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.settings import Egress
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, started_in, world_spec
-from ramify.worlds.opening import Opening
+from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, Opening, WorldHome, started_in, world_spec
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
-from ramify.worlds.world_egress import Allowed, WorldEgress, recorded_egress
 from ramify.worlds.world_files import MOST_READ as MOST_READ
 from ramify.worlds.world_files import WorldFiles
+from ramify.worlds.world_network import Allowed, WorldEgress, recorded_egress
 from ramify.worlds.world_snapshots import WorldSnapshots
 
 

@@ -10,10 +10,8 @@ from pathlib import Path, PurePosixPath
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Repl, RunResult, WorldSpec
 from ramify.sandboxes.process_contract import Process, TerminalSize
-from ramify.worlds.commands import Input, checked, command_of, run_to_end, starter_of
-from ramify.worlds.exposed_port import ExposedPort, exposed
-from ramify.worlds.shell import WorldShell
-from ramify.worlds.terminal import Terminal
+from ramify.worlds.commands import Input, Terminal, WorldShell, checked, command_of, run_to_end, starter_of
+from ramify.worlds.world_network import ExposedPort, exposed
 
 INTERACTIVE = 'exec "$BASH" -i'  # the world's own bash
 

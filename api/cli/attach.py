@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ramify.sandboxes.process_contract import Process
-    from ramify.worlds.terminal import Terminal
+    from ramify.worlds.commands import Terminal
 
 CHUNK = 1 << 16
 ENDING = (signal.SIGTERM, signal.SIGHUP)

@@ -32,7 +32,7 @@ ROOTS = (
     ("ramify.serving.errors", "ServingError"),
     ("ramify.compiler.errors", "CompileError"),
     ("ramify.compiler.plan", "PlanError"),
-    ("ramify.browse.web.errors", "WebError"),
+    ("ramify.browse.web.responses", "WebError"),
 )
 EXTRAS = {
     "starlette": "serve",

@@ -23,15 +23,15 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "resume": Entry(
             "commands.resume", "resume_command", "Continue a run that was interrupted, failed, was forked or waits."
         ),
-        "cancel": Entry("commands.effects", "cancel_command", "Stop a run; it can be resumed."),
-        "answer": Entry("commands.inbox", "answer_command", "Answer a question of a run; `resume` continues it."),
+        "cancel": Entry("commands.decisions", "cancel_command", "Stop a run; it can be resumed."),
+        "answer": Entry("commands.decisions", "answer_command", "Answer a question of a run; `resume` continues it."),
         "approve": Entry(
-            "commands.effects", "approve_command", "Say whether an irreversible step of unknown outcome happened."
+            "commands.decisions", "approve_command", "Say whether an irreversible step of unknown outcome happened."
         ),
     },
     "Inspect": {
         "ls": Entry("commands.listings", "ls_command", "List the runs, newest first."),
-        "inbox": Entry("commands.inbox", "inbox_command", "List what waits for a person, in all runs."),
+        "inbox": Entry("commands.decisions", "inbox_command", "List what waits for a person, in all runs."),
         "browse": Entry(
             "commands.browse", "browse_command", "Browse a run live, in the terminal or in a web browser."
         ),
@@ -41,7 +41,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "tree": Entry("commands.listings", "tree_command", "Show the branches of a run as a tree."),
         "show": Entry("commands.show", "show_command", "Show one run and its model calls, or one state."),
         "diff": Entry("commands.diff", "diff_command", "Show the differences between two states."),
-        "effects": Entry("commands.effects", "effects_command", "List the irreversible effects of a run."),
+        "effects": Entry("commands.decisions", "effects_command", "List the irreversible effects of a run."),
         "explain": Entry("commands.explain", "explain_command", "Compare a run's plan with what happened."),
         "compile": Entry("commands.compile", "compile_command", "Compile a workflow and show its plan."),
     },

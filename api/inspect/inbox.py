@@ -94,7 +94,7 @@ def _question(asked: OpenQuestion, run: RunRecord) -> Item:
 
 def _of_thread(database: str | Path, run: RunRecord, answered: Iterable[str]) -> list[Item]:
     from ramify.runtime.langgraph.errors import ThreadElsewhere
-    from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
+    from ramify.runtime.langgraph.thread.stored_thread import open_interrupts
 
     try:
         asked = open_interrupts(database, run)
@@ -161,7 +161,7 @@ async def _inboxes(store: RunStore, database: str | Path, runs: Iterable[RunReco
 
 def _interrupts(database: str | Path, run: RunRecord) -> list[OpenQuestion]:
     from ramify.runtime.langgraph.errors import ThreadElsewhere
-    from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
+    from ramify.runtime.langgraph.thread.stored_thread import open_interrupts
 
     try:
         return open_interrupts(database, run)

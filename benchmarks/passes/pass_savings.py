@@ -22,8 +22,7 @@ from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.estimates.recent_runs import observed
-from ramify.runtime.estimates.recorded_runs import RecordedEstimates
+from ramify.runtime.estimates.recorded_runs import RecordedEstimates, observed
 from ramify.runtime.records import LLMRecord, OpRecord
 from ramify.runtime.worlds.garbage_collection import dead_states
 from ramify.serving.testing import Scripted

@@ -16,11 +16,9 @@ from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.verify import verify, verify_since
-from ramify.compiler.passes.common import common
 from ramify.compiler.passes.conflicts import conflicts
-from ramify.compiler.passes.effects import effects
+from ramify.compiler.passes.effects import common, effects, parallel
 from ramify.compiler.passes.lookahead import lookahead
-from ramify.compiler.passes.parallel import parallel
 from ramify.compiler.passes.snapshots import fork_points, liveness, placement
 from ramify.compiler.passes.stages import stages
 from ramify.compiler.spec import Spec

@@ -1,16 +1,29 @@
-"""The pass `effects`: what each step may do, and the chain of effects on the outside.
+"""Three passes about single steps: what each may do, which run at the same time, and whose results may occur again.
 
-An effect is declared, or follows from the signature, or is unknown. A pure step takes no world. A step that may act
-on the outside takes the chain of effects, so such steps stay in order. An irreversible step stands behind a BARRIER.
+`effects` states what each step may do, and makes the chain of effects on the outside. An effect is declared, or
+follows from the signature, or is unknown. A pure step takes no world. A step that may act on the outside takes the
+chain of effects, so such steps stay in order. An irreversible step stands behind a BARRIER.
+
+`parallel` marks steps that only read, so that they run at the same time as other steps. Such a step runs in a world
+of its own, on the snapshot of its branch at that time. The world is dropped afterwards. Marked are steps declared
+read-only, and steps whose syntax writes no file, if these may meet others: not awaited at once, as in `gather`. For a
+step that runs alone, a world of its own costs more than it saves.
+
+`common` marks reusable steps whose state and inputs may occur again. Only marked steps get a lineage key. The key
+costs a digest of the state, a look-up, and waiting for an equal step that is running. The attribute `shared` states
+where an equal step may have run: on another branch of the fork ("branches"), in an earlier round of the loop
+("rounds"), elsewhere in the workflow ("places"), or only in another run ("runs").
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ramify.compiler.estimates import Estimates
-from ramify.compiler.ir.graph import EFFECTS, Block, Graph, Operation
-from ramify.compiler.ir.rewrite import swap_values, threaded, with_values
+from ramify.compiler.ir.analysis import blocks_in_loops
+from ramify.compiler.ir.graph import EFFECTS, FAMILY, Block, Graph, Operation, sort
+from ramify.compiler.ir.rewrite import marked, swap_values, threaded, with_values
 from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan, ValueId
 from ramify.compiler.spec import Spec, StepSpec
 
@@ -77,3 +90,43 @@ def _barrier(op: Operation, now: ValueId) -> Operation:
     made = ValueId(f"{EFFECTS}.barrier.{op.id}")
     name = OpId(f"barrier.{op.id.removeprefix('run.')}")
     return Operation(name, OpKind.BARRIER, (now,), (made,), op.site)
+
+
+BESIDE = "beside"
+
+
+def parallel(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
+    if graph.frontend != "decorators":
+        return graph  # LangGraph decides what runs in one superstep
+    declared = {step.name for step in graph.steps if step.effect is Effect.READONLY}
+    inferred = {step.name for step in spec.steps if step.declared is None and step.files and step.files.writes == ()}
+    found: dict[OpId, object] = {}
+    for op in graph.ops():
+        if op.runs and (op.step in declared or (op.step in inferred and _may_meet_others(op))):
+            found[op.id] = True
+    return marked(graph, BESIDE, found)
+
+
+def _may_meet_others(op: Operation) -> bool:
+    return bool(op.attrs.get("together")) and not op.attrs.get("every")
+
+
+SHARED = "shared"
+
+
+def common(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
+    reused = {step.name for step in graph.steps if step.reuse}
+    runs = [(block.id, op) for block in graph.blocks for op in block.ops if op.runs and op.step in reused]
+    if not runs:
+        return graph
+    places = Counter(op.step for _, op in runs)
+    loops = blocks_in_loops(graph)
+    found: dict[OpId, object] = {}
+    for block, op in runs:
+        if op.worlds and sort(op.worlds[0]) == FAMILY:
+            found[op.id] = "branches"
+        elif block in loops:
+            found[op.id] = "rounds"
+        else:
+            found[op.id] = "places" if places[op.step] > 1 else "runs"
+    return marked(graph, SHARED, found)

@@ -33,13 +33,13 @@ from ramify.fork_engine.fsck.check import (
     check_record,
     check_tree,
     missing_objects,
+    owner,
+    restore_permissions,
     wrong_content_keys,
 )
-from ramify.fork_engine.fsck.permissions import owner, restore_permissions
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import MALFORMED, Manifest
-from ramify.fork_engine.snapshot_keys import snapshot_id
-from ramify.fork_engine.snapshots import fields_of
+from ramify.fork_engine.snapshots import fields_of, snapshot_id
 from ramify.fork_engine.store_folder import UnflushedNote, make_folder, read_store_file, remove_if_present, write_new
 from ramify.fork_engine.store_parts import OpenStore, Part, needed_by
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Snapshot, SnapshotId

@@ -12,8 +12,7 @@ from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.merge.conflicts import ConflictHandler
 from ramify.fork_engine.merge.files import NO_LAYER, Merged, Sides, merge_views
 from ramify.fork_engine.merge.state import MergedState, merge_states
-from ramify.fork_engine.snapshot_keys import VOLATILE_OUTSIDE, VolatileGlobs
-from ramify.fork_engine.snapshots import Blobs
+from ramify.fork_engine.snapshots import VOLATILE_OUTSIDE, Blobs, VolatileGlobs
 from ramify.fork_engine.types import Conflict, ConflictKind, Entry, EntryKind, MergeStrategy, Resolver, Snapshot
 from ramify.fork_engine.view import HostOverlayView, View, differing, layer_between
 

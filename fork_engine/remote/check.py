@@ -15,9 +15,8 @@ from pathlib import Path
 from ramify.fork_engine.errors import RemoteObjectAltered, RemoteObjectMissing
 from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.filesystem.openat import remove_tree
-from ramify.fork_engine.remote import records
-from ramify.fork_engine.remote.layer_stream import ExactReader, read_manifest, write_layer
-from ramify.fork_engine.remote.records import Member, PackedAt, RemoteRecord
+from ramify.fork_engine.remote import formats
+from ramify.fork_engine.remote.formats import ExactReader, Member, PackedAt, RemoteRecord, read_manifest, write_layer
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store_parts import Part, needed_by
 from ramify.fork_engine.types import LayerId, SnapshotId
@@ -61,14 +60,14 @@ class RemoteReport:
 
 
 _TOP = {
-    records.OBJECTS,
-    records.RECORDS,
-    records.NAMES,
-    records.CONDEMNED,
-    records.RUNS,
-    records.CLOCK,
-    records.CLAIMS,
-    records.MARKER,
+    formats.OBJECTS,
+    formats.RECORDS,
+    formats.NAMES,
+    formats.CONDEMNED,
+    formats.RUNS,
+    formats.CLOCK,
+    formats.CLAIMS,
+    formats.MARKER,
 }
 
 
@@ -82,7 +81,7 @@ def check(remote: RemoteStore, *, repair: bool = False) -> RemoteReport:
     ]
     found: list[RemoteRecord] = []
     bad: dict[str, RemoteProblem] = {}
-    for info in remote.bucket.objects(records.RECORDS):
+    for info in remote.bucket.objects(formats.RECORDS):
         try:
             record = remote.record(info.name)
             if needed_by(record.snapshot) - record.places.keys():
@@ -98,7 +97,7 @@ def check(remote: RemoteStore, *, repair: bool = False) -> RemoteReport:
         bad.setdefault(at.object, problem)
     whole = {one.snapshot.id for one in found if not wrong.keys() & one.places.items()}
     broken = [one.name for one in found if wrong.keys() & one.places.items()]
-    named = {one.name.rpartition("/")[2] for one in remote.bucket.objects(f"{records.NAMES}/{remote.owner}")}
+    named = {one.name.rpartition("/")[2] for one in remote.bucket.objects(f"{formats.NAMES}/{remote.owner}")}
     lost = sorted(SnapshotId(id) for id in named - whole)
     condemned = sorted({*bad, *broken}) if repair else []
     for name in condemned:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import RemoteObjectAltered, RemoteObjectMissing, RemoteUnusable
-from ramify.fork_engine.remote import records
+from ramify.fork_engine.remote import formats
 from ramify.fork_engine.remote.bucket import ObjectInfo
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.types import SnapshotId
@@ -51,15 +51,15 @@ class _Collection:
         self._delete(gone, "unnamed")
         marks = self._remote.condemned()  # before what is listed next: see remote_store.py
         named = self._named(gone)
-        listed = list(bucket.objects(records.RECORDS))
+        listed = list(bucket.objects(formats.RECORDS))
         sound = {one.name.split("/")[1] for one in listed if one.name not in marks}
         needed = {one.name for one in listed if one.name.split("/")[1] in named} - {
-            name for name in marks if name.startswith(f"{records.RECORDS}/") and name.split("/")[1] in sound
+            name for name in marks if name.startswith(f"{formats.RECORDS}/") and name.split("/")[1] in sound
         }
         idle = [one for one in listed if one.name not in needed]
         due = [one for one in idle if _is_due(one, marks, now, grace_s)]
         referenced = self._referenced({one.name for one in listed} - {one.name for one in due})
-        free = [one for one in bucket.objects(records.OBJECTS) if one.name not in referenced]
+        free = [one for one in bucket.objects(formats.OBJECTS) if one.name not in referenced]
         due += [one for one in free if _is_due(one, marks, now, grace_s)]
         old_runs = self._superseded_runs(now - grace_s)
         new = [one for one in (*idle, *free) if one.name not in marks]
@@ -69,14 +69,14 @@ class _Collection:
             self._delete((one.name for one in (*due, *old_runs)), "swept")
             there = {one.name for one in (*listed, *free)} | referenced
             stale = (marks.keys() - there) | {one.name for one in due}
-            self._delete((f"{records.CONDEMNED}/{name}" for name in stale), "swept")
+            self._delete((f"{formats.CONDEMNED}/{name}" for name in stale), "swept")
         waiting = len(new) + len([one for one in (*idle, *free) if one.name in marks]) - len(due)
         done = [*due, *old_runs]
         return RemoteCollected(len(gone), len(new), len(done), sum(one.size for one in done), waiting)
 
     def _clock(self) -> float:
         """Return the time by the bucket's own clock, in Unix seconds."""
-        bucket, name = self._remote.bucket, f"{records.CLOCK}/{secrets.token_hex(8)}"
+        bucket, name = self._remote.bucket, f"{formats.CLOCK}/{secrets.token_hex(8)}"
         bucket.put(name, b"")
         info = bucket.info(name)
         bucket.delete(name)
@@ -87,11 +87,11 @@ class _Collection:
     def _own_names_without(self, keep: set[SnapshotId], before: float) -> list[str]:
         """Return the names of this home to take back. Young ones stay: a push or pull that runs now wrote them, and
         no row names its snapshots yet."""
-        mine = self._remote.bucket.objects(f"{records.NAMES}/{self._remote.owner}")
+        mine = self._remote.bucket.objects(f"{formats.NAMES}/{self._remote.owner}")
         return [one.name for one in mine if one.name.rpartition("/")[2] not in keep and one.modified < before]
 
     def _named(self, gone: Iterable[str]) -> set[str]:
-        left = {one.name for one in self._remote.bucket.objects(records.NAMES)} - set(gone)
+        left = {one.name for one in self._remote.bucket.objects(formats.NAMES)} - set(gone)
         return {name.rpartition("/")[2] for name in left}
 
     def _referenced(self, names: Iterable[str]) -> set[str]:
@@ -108,7 +108,7 @@ class _Collection:
     def _superseded_runs(self, before: float) -> list[ObjectInfo]:
         """Return the objects of runs that a later push of the same run replaced."""
         newest: dict[str, str] = {}
-        every = list(self._remote.bucket.objects(records.RUNS))
+        every = list(self._remote.bucket.objects(formats.RUNS))
         for one in every:
             run = one.name.split("/")[1]
             newest[run] = max(newest.get(run, ""), one.name.split("/")[2])

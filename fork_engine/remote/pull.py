@@ -21,8 +21,7 @@ from ramify.fork_engine.errors import (
 )
 from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.layers import Layers
-from ramify.fork_engine.remote.layer_stream import ExactReader, read_manifest, write_layer
-from ramify.fork_engine.remote.records import Member, PackedAt, RemoteRecord
+from ramify.fork_engine.remote.formats import ExactReader, Member, PackedAt, RemoteRecord, read_manifest, write_layer
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.fork_engine.store_parts import Part, needed_by

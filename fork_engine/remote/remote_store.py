@@ -1,4 +1,4 @@
-"""An open remote tier: the bucket of one store, seen from one home.
+"""An open remote tier: the bucket of one store, seen from one home; and what a home knows of it.
 
 **Deletion and relying.** A push relies on objects that are there already. A collection must not delete them
 meanwhile, on whatever machine it runs. There is no lock over a bucket, so both keep to a time, `grace_s`, which is in
@@ -10,30 +10,118 @@ the marker:
   longer time it reads the marks again first. Names of homes are written before anything is relied on.
 
 So a record that relies on an object without a mark is there before `grace_s` after the mark is over, and the
-collection sees it. A mark is never taken back, and no name is used twice (`records.py`), so it does not matter how
+collection sees it. A mark is never taken back, and no name is used twice (`formats.py`), so it does not matter how
 long a collection is halted between two of its steps. No machine's own clock is compared with another one's.
+
+**What a home knows** (`HomeSettings`): the bucket, the home's name in it, and where it has seen layers and blobs.
+
+FOLDER/config.json    {"url": …, "store": …, "owner": …}
+FOLDER/places-STORE   lines of JSON, only appended: [part, digest, object, offset, length]
+FOLDER/fetching/HH    locks (flock): one process fetches an object at a time
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ramify.fork_engine import crash_points
+from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.errors import ForeignBucket, RemoteObjectAltered, RemoteObjectMissing, RemoteUnusable
 from ramify.fork_engine.manifest import MALFORMED, canonical_json
-from ramify.fork_engine.remote import records
+from ramify.fork_engine.remote import formats
 from ramify.fork_engine.remote.bucket import Bucket
-from ramify.fork_engine.remote.home_settings import HomeSettings
-from ramify.fork_engine.remote.records import Member, PackedAt, RemoteRecord
+from ramify.fork_engine.remote.formats import Member, PackedAt, RemoteRecord
 from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.store_folder import flush_folder
+from ramify.fork_engine.store_parts import Part
 from ramify.fork_engine.types import SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteConfig:
+    """url: the bucket's address. store: the id in its marker. owner: the name under which this home names snapshots
+    there."""
+
+    url: str
+    store: str
+    owner: str
+
+
+class HomeSettings:
+    """The folder `FOLDER` of a home. Created when something is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def config(self) -> RemoteConfig | None:
+        """Return the bucket of this home, or None if it has none yet. Raises `RemoteUnusable` if the file is
+        damaged."""
+        path = self._folder / "config.json"
+        try:
+            return RemoteConfig(**json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except MALFORMED:
+            raise RemoteUnusable(f"{path} is damaged: delete it, and name the bucket again with --remote") from None
+
+    def configure(self, url: str, store: str) -> RemoteConfig:
+        """Store the bucket of this home durably. The home keeps the name that it has."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        known = self.config()
+        made = RemoteConfig(url, store, secrets.token_hex(8) if known is None else known.owner)
+        aside = self._folder / f".config-{secrets.token_hex(4)}"
+        with aside.open("x") as file:
+            json.dump(asdict(made), file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._folder / "config.json")
+        flush_folder(self._folder)
+        return made
+
+    def places(self, store: str) -> dict[Member, PackedAt]:
+        """Return where layers and blobs were last seen. A line that a kill cut short is left out."""
+        found: dict[Member, PackedAt] = {}
+        with suppress(FileNotFoundError):
+            for line in (self._folder / f"places-{store}").read_bytes().splitlines():
+                with suppress(*MALFORMED):
+                    part, digest, name, offset, length = json.loads(line)
+                    found[Part(part), digest] = PackedAt(name, offset, length)
+        return found
+
+    def add_places(self, store: str, places: Mapping[Member, PackedAt]) -> None:
+        """Append places. They only save uploads, so they are not flushed."""
+        lines = [[part.value, digest, at.object, at.offset, at.length] for (part, digest), at in places.items()]
+        text = "".join(
+            f"\n{json.dumps(line)}\n" for line in lines
+        )  # a leading newline ends a line that was cut short
+        fd = os.open(self._folder / f"places-{store}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def fetching(self, digest: str) -> Iterator[None]:
+        """Hold the lock under which a process fetches the object of this digest. Unlike digests may share a lock."""
+        folder = self._folder / "fetching"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = open_lock(folder / digest[:2], os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            close_lock(fd)
+
 
 GRACE_S = 86400.0
 """Seconds for which a condemned object stays, in a bucket that is made here."""
@@ -105,9 +193,9 @@ class RemoteStore:
             )
         if not self._create:
             raise RemoteUnusable(f"{self.bucket.url} is empty: `ramify push STATE --remote URL` makes a store there")
-        fields = {"format": records.FORMAT, "store": secrets.token_hex(16), "grace_s": self._grace_s}
+        fields = {"format": formats.FORMAT, "store": secrets.token_hex(16), "grace_s": self._grace_s}
         self.bucket.create(
-            records.MARKER, canonical_json(fields)
+            formats.MARKER, canonical_json(fields)
         )  # another home may be first: then its marker counts
         return _parsed_marker(self.bucket)
 
@@ -115,28 +203,28 @@ class RemoteStore:
 
     def put_name(self, id: SnapshotId) -> None:
         """Say in the bucket that this home needs the snapshot, so that no other home's collection condemns it."""
-        self.bucket.put(records.name_of(self.owner, id), b"")
+        self.bucket.put(formats.name_of(self.owner, id), b"")
         crash_points.point("named")
 
     def condemned(self) -> dict[str, float]:
         """Return the names of the objects that are marked for deletion, and when each mark was written, by the
         bucket's clock."""
-        marks = self.bucket.objects(records.CONDEMNED)
-        return {mark.name.removeprefix(f"{records.CONDEMNED}/"): mark.modified for mark in marks}
+        marks = self.bucket.objects(formats.CONDEMNED)
+        return {mark.name.removeprefix(f"{formats.CONDEMNED}/"): mark.modified for mark in marks}
 
     def condemn(self, name: str) -> None:
         """Mark an object for deletion. A mark that is there stays as old as it is."""
-        self.bucket.create(f"{records.CONDEMNED}/{name}", b"")
+        self.bucket.create(f"{formats.CONDEMNED}/{name}", b"")
         crash_points.point("condemned")
 
     # Records
 
     def record_names(self, id: SnapshotId) -> list[str]:
-        return sorted(one.name for one in self.bucket.objects(f"{records.RECORDS}/{id}"))
+        return sorted(one.name for one in self.bucket.objects(f"{formats.RECORDS}/{id}"))
 
     def record(self, name: str) -> RemoteRecord:
         """Raises `RemoteObjectMissing`, `RemoteObjectAltered`."""
-        return records.decode_record(name, self.bucket.get(name))
+        return formats.decode_record(name, self.bucket.get(name))
 
     def find(self, id: SnapshotId) -> Iterator[RemoteRecord]:
         """Yield the records of a snapshot that can be read, the condemned ones last. Raises the error of the last one
@@ -168,11 +256,11 @@ class RemoteStore:
 
     def snapshots_beginning(self, text: str) -> list[SnapshotId]:
         """Return the snapshots in the bucket whose id begins so, sorted."""
-        return [SnapshotId(one) for one in self._folders_beginning(records.RECORDS, text)]
+        return [SnapshotId(one) for one in self._folders_beginning(formats.RECORDS, text)]
 
     def runs_beginning(self, text: str) -> list[str]:
         """Return the ids of the runs in the bucket that begin so, sorted."""
-        return self._folders_beginning(records.RUNS, text)
+        return self._folders_beginning(formats.RUNS, text)
 
     def _folders_beginning(self, prefix: str, text: str) -> list[str]:
         if next(self.bucket.objects(f"{prefix}/{text}"), None) is not None:  # one request, for a whole id
@@ -181,15 +269,15 @@ class RemoteStore:
 
 
 def _parsed_marker(bucket: Bucket) -> Marker:
-    data = bucket.get(records.MARKER)
+    data = bucket.get(formats.MARKER)
     try:
         raw = json.loads(data)
-        if raw["format"] != records.FORMAT:
+        if raw["format"] != formats.FORMAT:
             raise ForeignBucket(
                 f"{bucket.url} was made by another version of Ramify (format {raw['format']!r}): update this one"
             )
         return Marker(str(raw["store"]), float(raw["grace_s"]))
     except MALFORMED:
         raise ForeignBucket(
-            f"{bucket.url}: its {records.MARKER} is not one of Ramify's. Name another bucket"
+            f"{bucket.url}: its {formats.MARKER} is not one of Ramify's. Name another bucket"
         ) from None

@@ -18,7 +18,7 @@ PERSISTED_NAMES: Mapping[str, str] = {
     "ramify.faces:Choice": "ramify.run_functions:Choice",
     "ramify.fork_engine.mend:CannotMend": "ramify.fork_engine.fsck.repair:NoOtherCopy",
     "ramify.fork_engine.scan:TooDeep": "ramify.fork_engine.filesystem.scan:TooDeep",
-    "ramify.fork_engine.shells:UnknownShell": "ramify.fork_engine.merge.shells:UnknownShell",
+    "ramify.fork_engine.shells:UnknownShell": "ramify.fork_engine.merge.state:UnknownShell",
     "ramify.runtime.effects:DidNotHappen": "ramify.runtime.effects.fence:DidNotHappen",
     "ramify.runtime.effects:Happened": "ramify.runtime.effects.fence:Happened",
     "ramify.runtime.effects:InFork": "ramify.runtime.effects.fence:InFork",
@@ -34,6 +34,9 @@ PERSISTED_NAMES: Mapping[str, str] = {
     "ramify.serving.analyzer.errors:CheckpointCorrupt": "ramify.serving.errors:CheckpointCorrupt",
     "ramify.serving.tags:SLOTags": "ramify.serving.protocol.tags:SLOTags",
     "ramify.serving.wire:Malformed": "ramify.serving.protocol.wire:Malformed",
+    "ramify.tree_search.errors:NoScore": "ramify.tree_search.types:NoScore",
+    "ramify.tree_search.errors:NothingProposed": "ramify.tree_search.types:NothingProposed",
+    "ramify.tree_search.errors:SearchError": "ramify.tree_search.types:SearchError",
 }
 """Stored name to present name, each as `module:Qualified.Name`."""
 

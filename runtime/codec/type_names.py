@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ramify.compiler.concurrent_parsing import parsed
+from ramify.compiler.parsing import parsed
 from ramify.runtime.codec.persisted_names import present_name, stored_name
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.user_code.workflow_loader import (

@@ -56,8 +56,7 @@ from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.recovery import Recovery
-from ramify.runtime.worlds.warm_states import WarmStates
-from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WarmStates, WorldPool, world_spec
 
 _CHANGE = OpId("change")
 _LISTEN_S = 0.25  # seconds between two checks for `ramify cancel`

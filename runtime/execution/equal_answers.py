@@ -13,8 +13,8 @@ from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS, TOLD_SINCE_PL
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import LLMRecord
 from ramify.runtime.user_code.hash_order import order_of_sets
-from ramify.runtime.user_code.reading_tasks import reading_task
 from ramify.runtime.user_code.worker_threads import calling_thread
+from ramify.runtime.user_code.workflow_tasks import reading_task
 
 
 def refuse_swapped_answers(journal: Journal, plan: Plan, order: str, rows: Sequence[LLMRecord]) -> None:

@@ -16,8 +16,8 @@ from ramify.runtime.execution.step_call import StepCall, StepDef
 from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS, TOLD_SINCE_PLAN, WHO, differ
 from ramify.runtime.records import OpRecord
 from ramify.runtime.user_code.hash_order import is_order_fixed, order_of_sets
-from ramify.runtime.user_code.reading_tasks import reading_task
 from ramify.runtime.user_code.worker_threads import calling_thread
+from ramify.runtime.user_code.workflow_tasks import reading_task
 
 _THREADS_MEND = "pass an argument that tells them apart, or call it in one thread or task"
 _SETS_MEND = "pass the element as an argument, or loop over sorted(...)"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.codec.digests import digest_in_journal
 from ramify.runtime.effects.fence import compensate
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_step

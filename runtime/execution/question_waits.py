@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramify.runtime.user_code.task_waits import LEFT
+from ramify.runtime.user_code.workflow_tasks import LEFT
 
 LOOK_S = 0.25
 """Seconds between two looks for answers in the database, while other tasks of the run make progress."""

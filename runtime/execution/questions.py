@@ -14,7 +14,7 @@ from typing import Any
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.codec.digests import digest_in_journal
 from ramify.runtime.errors import RunWaiting
 from ramify.runtime.events import Noticed
 from ramify.runtime.execution.question_waits import AnswersNeeded, QuestionWaits, RunCallbacks

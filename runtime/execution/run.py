@@ -39,7 +39,7 @@ from ramify.runtime.user_code.call_sites import CallSite, find_op
 from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.user_code.scope import current_scope
-from ramify.runtime.user_code.task_waits import LEFT, BegunStep, TaskWaits
+from ramify.runtime.user_code.workflow_tasks import LEFT, BegunStep, TaskWaits
 from ramify.runtime.worlds.recovery import Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool
 from ramify.sandboxes.errors import SandboxError

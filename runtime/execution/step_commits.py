@@ -13,7 +13,7 @@ from ramify.compiler.plan import Effect, OpKind, Plan, PlanOp
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
-from ramify.runtime.codec.plain_digests import digest_of_text
+from ramify.runtime.codec.digests import digest_of_text
 from ramify.runtime.errors import HiddenWrites
 from ramify.runtime.estimates.recorded_runs import files_written
 from ramify.runtime.execution.step_call import StepCall, run_code

@@ -14,7 +14,7 @@ from typing import Any
 from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.codec.digests import digest_in_journal
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
     Diverged,
@@ -62,7 +62,7 @@ from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.user_code.task_waits import LEFT, BegunStep
+from ramify.runtime.user_code.workflow_tasks import LEFT, BegunStep
 from ramify.runtime.worlds.world_pool import Branch
 
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)

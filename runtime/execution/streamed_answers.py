@@ -23,8 +23,8 @@ from ramify.runtime.journal.cancelled_calls import record_cancelled, until_cance
 from ramify.runtime.journal.failures import READ, RaisedBy
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus
-from ramify.runtime.user_code.reading_tasks import task_reads
 from ramify.runtime.user_code.worker_threads import start_on_run_loop
+from ramify.runtime.user_code.workflow_tasks import task_reads
 from ramify.serving.pacing import TOKEN_CHARACTERS, Pacer, paced
 from ramify.serving.types import ChatResult
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ramify.runtime.journal.failures import RaisedBy
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import CANCELLED, STANDS, OpRecord, OpStatus
-from ramify.runtime.user_code.task_waits import LEFT
+from ramify.runtime.user_code.workflow_tasks import LEFT
 
 _SLACK, _LEAST_S = 1.5, 2.0
 """A call that an earlier process cancelled N seconds after its beginning is begun after all if it is not cancelled

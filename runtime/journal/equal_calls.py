@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
 
 from ramify.runtime.records import LLMRecord, OpRecord
-from ramify.runtime.user_code.reading_tasks import ReadingTask
+from ramify.runtime.user_code.workflow_tasks import ReadingTask
 
 SET_ORDER = "set_order"  # attribute of a row whose call followed the order of a set: the order of sets in its process
 THREADS = "threads"  # attribute of a row if several threads, or tasks that read streams, made equal calls

@@ -26,7 +26,7 @@ from ramify.fork_engine.errors import RemoteObjectAltered, RemoteObjectMissing
 from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.manifest import MALFORMED, canonical_json
-from ramify.fork_engine.remote import records as names
+from ramify.fork_engine.remote import formats as names
 from ramify.fork_engine.remote.pull import Pulled, pull
 from ramify.fork_engine.remote.push import Pushed, push
 from ramify.fork_engine.remote.remote_store import RemoteStore
@@ -48,8 +48,8 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.address import REVISIONS
 from ramify.runtime.store.engines import finish_despite_cancel
-from ramify.runtime.store.revisions import REVISIONS
 from ramify.runtime.store.run_locks import PushedRun, hold_run, note_brought_back, note_pushed, pushed_run
 
 FORMAT = 1

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ramify.compiler.concurrent_parsing import parsed
+from ramify.compiler.parsing import parsed
 from ramify.runtime.codec import codec
 from ramify.runtime.user_code.workflow_loader import files_of, imported_names, installed_folders
 from ramify.sandboxes.contract import WorldSpec

@@ -1,4 +1,4 @@
-"""Where a database is: a SQLite file, or a PostgreSQL server."""
+"""Where a database is: a SQLite file, or a PostgreSQL server; our schema there, and the revisions of its tables."""
 
 from __future__ import annotations
 
@@ -68,3 +68,9 @@ def parse(address: str | Path) -> Address:
 
 
 _USAGE = "give a database as sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+
+
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+VERSION_TABLE = "ramify_version"
+SCHEMA = "ramify"
+"""The schema of our tables on PostgreSQL, where a database may be shared."""

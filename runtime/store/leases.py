@@ -23,7 +23,7 @@ from sqlalchemy import Connection, CursorResult, text
 
 from ramify.runtime.errors import LeaseHeld, LeaseLost, RunLocked
 from ramify.runtime.records import Lease, RunId
-from ramify.runtime.store.lease_query import SERVER_NOW, leases_query
+from ramify.runtime.store.plain_queries import SERVER_NOW, leases_query
 
 LASTS_S = 15.0
 """After how many seconds without a renewal another process may take a run."""

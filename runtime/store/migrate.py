@@ -1,17 +1,20 @@
 """Migrate a database to the present tables. Alembic does it, and is imported only if there is something to do.
 
 SQLite stores its version in `PRAGMA user_version`, also in databases that were made before alembic was used.
-PostgreSQL stores it in alembic's version table, in our schema.
+PostgreSQL stores it in alembic's version table, in our schema. Alembic runs without ini file and env.py, in a
+transaction of the caller.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from sqlalchemy import Connection, Engine
 
 from ramify.runtime.errors import StoreError
-from ramify.runtime.store.address import Address
+from ramify.runtime.store.address import REVISIONS, SCHEMA, VERSION_TABLE, Address
 from ramify.runtime.store.engines import sync_folder
-from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
 
 _MIGRATION_LOCK = 0x72616D696679  # PostgreSQL's advisory locks have numbers: "ramify"
 
@@ -73,8 +76,30 @@ def migrate(connection: Connection, address: Address) -> None:
         connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
     if check(connection, address):  # checked again under the lock: another process may have been first
         return
-    from ramify.runtime.store.upgrade import upgrade
-
     upgrade(connection, version_of(connection))
     if not on_server:
         connection.exec_driver_sql(f"PRAGMA user_version = {len(REVISIONS)}")
+
+
+_FOLDER = Path(__file__).parent
+
+
+def upgrade(connection: Connection, version: int) -> None:
+    """Apply the revisions after the first `version` ones, which the database has already."""
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(_FOLDER), version_locations=[str(_FOLDER / "versions")])
+
+    def steps(_heads: Any, _context: MigrationContext) -> Any:
+        at = REVISIONS[version - 1] if version else "base"
+        return scripts._upgrade_revs(REVISIONS[-1], at)  # as in alembic's documentation
+
+    context = MigrationContext.configure(
+        connection, opts={"fn": steps, "version_table": VERSION_TABLE, "script": scripts}
+    )
+    if version:
+        context.stamp(scripts, REVISIONS[version - 1])
+    with Operations.context(context):
+        context.run_migrations()

@@ -19,8 +19,8 @@ from sqlalchemy import Connection, Table
 from ramify.runtime.records import LEGAL_TRANSITIONS, RunId, RunStatus
 from ramify.runtime.store import blobs, leases, tables
 from ramify.runtime.store.engines import driver_errors, transaction
-from ramify.runtime.store.lease_query import SERVER_NOW
 from ramify.runtime.store.leases import Owner
+from ramify.runtime.store.plain_queries import SERVER_NOW
 from ramify.runtime.store.stored_texts import Digest, Packed
 
 Row: TypeAlias = Mapping[str, Any]

@@ -29,12 +29,10 @@ from ramify.runtime.records import (
     RunStatus,
 )
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import plain_queries, readonly_sqlite, rows, run_counts
-from ramify.runtime.store.address import Address
+from ramify.runtime.store import plain_queries, readonly_sqlite, rows
+from ramify.runtime.store.address import REVISIONS, SCHEMA, VERSION_TABLE, Address
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, as_store_errors
-from ramify.runtime.store.lease_query import SERVER_NOW, leases_query
-from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
-from ramify.runtime.store.run_counts import Tally
+from ramify.runtime.store.plain_queries import SERVER_NOW, Tally, leases_query
 from ramify.runtime.store.stored_texts import Digest, Packed, unpack
 
 T = TypeVar("T")
@@ -162,8 +160,8 @@ class Reader:
         if not run_ids:
             return {}
         those = f"({', '.join('?' * len(run_ids))})"
-        ops, llm = (self._rows(q(those), tuple(run_ids)) for q in (run_counts.ops_query, run_counts.llm_query))
-        return run_counts.counted(run_ids, ops, llm)
+        ops, llm = (self._rows(q(those), tuple(run_ids)) for q in (plain_queries.ops_query, plain_queries.llm_query))
+        return plain_queries.counted(run_ids, ops, llm)
 
     def _of_run(self, table: str, run_id: RunId, make: Callable[[rows.Row], T], after: int) -> list[T]:
         return self._records(plain_queries.of_run(table), plain_queries.since(run_id, after), make)

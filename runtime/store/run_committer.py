@@ -36,15 +36,13 @@ from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import leases
-from ramify.runtime.store.batch_writer import BatchWriter
-from ramify.runtime.store.commit_jobs import Job
-from ramify.runtime.store.database_errors import is_connection_lost
+from ramify.runtime.store.batch_writer import BatchWriter, Job
+from ramify.runtime.store.database_errors import FIRST_PAUSE_S as FIRST_PAUSE_S
+from ramify.runtime.store.database_errors import LONGEST_PAUSE_S as LONGEST_PAUSE_S
+from ramify.runtime.store.database_errors import PATIENCE_S as PATIENCE_S
+from ramify.runtime.store.database_errors import Retries, is_connection_lost
 from ramify.runtime.store.lease_keeper import LeaseKeeper
 from ramify.runtime.store.leases import FileLock
-from ramify.runtime.store.retries import FIRST_PAUSE_S as FIRST_PAUSE_S
-from ramify.runtime.store.retries import LONGEST_PAUSE_S as LONGEST_PAUSE_S
-from ramify.runtime.store.retries import PATIENCE_S as PATIENCE_S
-from ramify.runtime.store.retries import Retries
 
 LINGER_S = 0.005
 JOIN_NEXT_COMMIT_S = 0.1  # how long a lingering job waits for a commit that is expected soon

@@ -36,7 +36,7 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import leases, rows, statements, tables
-from ramify.runtime.store.commit_jobs import Barrier, Job, commit_of_run
+from ramify.runtime.store.batch_writer import Barrier, Job, commit_of_run
 from ramify.runtime.store.database_errors import as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
 from ramify.runtime.store.leases import FileLock

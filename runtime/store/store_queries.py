@@ -30,12 +30,11 @@ from ramify.runtime.records import (
     RunStatus,
     Settings,
 )
-from ramify.runtime.store import blobs, plain_queries, rows, run_counts, statements, tables
+from ramify.runtime.store import blobs, plain_queries, rows, statements, tables
 from ramify.runtime.store.address import Address
-from ramify.runtime.store.database_errors import as_store_errors
+from ramify.runtime.store.database_errors import Retries, as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel
-from ramify.runtime.store.retries import Retries
-from ramify.runtime.store.run_counts import Tally
+from ramify.runtime.store.plain_queries import Tally
 
 T = TypeVar("T")
 
@@ -193,9 +192,9 @@ class StoreQueries:
 
     async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
         """Return the counts of each of these runs."""
-        ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (run_counts.ops_query, run_counts.llm_query))
+        ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (plain_queries.ops_query, plain_queries.llm_query))
         ids = list(run_ids)
-        return run_counts.counted(
+        return plain_queries.counted(
             run_ids, await self._read(_mappings(ops, ids=ids)), await self._read(_mappings(llm, ids=ids))
         )
 

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import NotInARun, RuntimeClosed, UsedAfterFork
 from ramify.runtime.user_code.fork_guard import end_child
-from ramify.runtime.user_code.task_waits import LEFT
+from ramify.runtime.user_code.workflow_tasks import LEFT
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from ramify.sandboxes.egress.connection_log import Outcome
 from ramify.sandboxes.egress.resolver import FixedResolver
 from ramify.sandboxes.egress.settings import ADDRESS, Egress
 from ramify.sandboxes.process_contract import Process
+from ramify.worlds.commands import Terminal
 from ramify.worlds.home import WorldHome
-from ramify.worlds.terminal import Terminal
 from ramify.worlds.world import World
 from tests.agents.model_server import PATIENCE, Asked, ModelServer, Pause, Turn
 from tests.agents.programs import PROGRAMS, RIGHT, TASK, TESTS, WRONG, Program

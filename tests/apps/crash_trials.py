@@ -20,7 +20,7 @@ from typing import Any
 import ramify.compiler.frontend.python.workflow_reader
 import ramify.compiler.pipeline
 import ramify.runtime.execution.driver
-import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork
+import ramify.runtime.store.migrate  # noqa: F401  warm: imported before the first fork
 from ramify import Runtime
 from ramify.fork_engine import crash_points
 from ramify.runtime.errors import RunWaiting

@@ -15,5 +15,5 @@ class Daring(Unmeasured):
 
 
 async def learned(store: object, workflow: str, workspace: object = None, **_: object) -> Daring:
-    """Stands in for `ramify.runtime.estimates.recent_runs.learned`."""
+    """Stands in for `ramify.runtime.estimates.recorded_runs.learned`."""
     return Daring()

@@ -27,12 +27,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+import alembic.operations
+import alembic.runtime.migration
+import alembic.script  # noqa: F401  warm: imported before the first fork
+
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios
 from lives import MADE_AGAIN, Left, Scenario, live, lose
 
-import ramify.runtime.execution.driver
-import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork
+import ramify.runtime.execution.driver  # noqa: F401  warm
 from ramify.compiler.pipeline import compile_graph, compile_workflow  # noqa: F401  warm
 from ramify.fork_engine import crash_points
 from ramify.runtime.records import RunStatus

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.fork_engine.gc_pins import Pins
-from ramify.fork_engine.pin_file import pinned
+from ramify.fork_engine.gc_pins import Pins, pinned
 from ramify.fork_engine.types import SnapshotId
 from tests.open_files import left_open, open_files
 

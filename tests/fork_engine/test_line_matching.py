@@ -75,7 +75,7 @@ def test_changed_lines_between_repeated_ones_keep_them() -> None:
 
 MERGE = """
 import random
-from ramify.fork_engine.merge.lines import merge_lines
+from ramify.fork_engine.merge.files import merge_lines
 from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind
 from ramify.inspect.patch import file_patch
 lines = [b"%d\\n" % n for n in range(60_000)]

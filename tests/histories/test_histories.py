@@ -22,7 +22,7 @@ import ramify.graph
 from ramify import Runtime
 from ramify.cli.main import run_command_line
 from ramify.graph import Saver, Store
-from ramify.runtime.store.revisions import REVISIONS
+from ramify.runtime.store.address import REVISIONS
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest

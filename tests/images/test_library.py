@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
+from ramify.fork_engine.view import find_in_stack
 from ramify.images.documents import Platform
 from ramify.images.errors import (
     CompressionUnsupported,

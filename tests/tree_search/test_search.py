@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import MCTS, Beam, BestOf, search
-from ramify.tree_search.errors import NoScore, NothingProposed, SearchError
-from ramify.tree_search.types import StepResult, Stopped, Turn
+from ramify.tree_search.types import NoScore, NothingProposed, SearchError, StepResult, Stopped, Turn
 from tests.samples import sample
 
 OPEN: set[Digits] = set()

@@ -11,7 +11,7 @@ import pytest
 from ramify.images.errors import BadReference
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.worlds import files
+from ramify.worlds import world_files
 from ramify.worlds.errors import PathRefused
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
@@ -86,7 +86,7 @@ async def test_files_that_cannot_be_copied(
             with pytest.raises(PathRefused, match=r"NUL byte|surrogate"):
                 await refused
         await world.write("src/deep/file", "")
-        monkeypatch.setattr(files, "_DEEPEST", 1)
+        monkeypatch.setattr(world_files, "_DEEPEST", 1)
         with pytest.raises(PathRefused, match="src/deep: more than 1 folders"):
             await world.download(".", tmp_path / "out")
         assert list((tmp_path / "out").iterdir()) == []

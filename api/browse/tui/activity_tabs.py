@@ -1,4 +1,4 @@
-"""The tabs Timeline, Calls and Shell.
+"""What the tabs describe: a node, or its whole run; and the tabs Timeline, Calls and Shell.
 
 Timeline: steps and model calls as bars over time, with the deadlines. Idle time (a run that waited for a person, or
 was resumed the next day) is cut short, so that the bars stay readable. Calls: prompts and answers with tokens, times
@@ -12,6 +12,9 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.browse.tui.branch_graph import name_of
@@ -31,6 +34,7 @@ from ramify.browse.tui.styled_lines import (
 from ramify.compiler.plan import OpKind
 from ramify.inspect.facts import call_lines
 from ramify.inspect.model_calls import chat_request
+from ramify.inspect.state import State, StateDiff, state_at
 from ramify.inspect.text import clipped, seconds
 from ramify.inspect.values import command_results
 from ramify.runtime.codec import codec
@@ -39,9 +43,63 @@ from ramify.sandboxes.contract import RunResult
 from ramify.serving.types import ChatRequest, ChatResult, Ledger
 
 if TYPE_CHECKING:
-    from ramify.browse.tui.subject import Subject
+    from ramify.browse.tui.branch_graph import Graph, Node
+    from ramify.fork_engine.store import SnapshotStore
     from ramify.inspect.history import Moment
     from ramify.inspect.model_calls import CallTimes
+
+
+class Tab(StrEnum):
+    """The tabs in their order, which is also their number."""
+
+    STATE = "State"
+    FILES = "Files"
+    TIMELINE = "Timeline"
+    CALLS = "Calls"
+    SHELL = "Shell"
+    EFFECTS = "Effects"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the tabs describe: a node, by itself or with its whole run, and the state to compare it with."""
+
+    graph: Graph
+    node: Node
+    snapshots: SnapshotStore
+    database: str | Path
+    status: str  # of the run
+    now: float
+    width: int
+    whole_run: bool = False
+    against: Node | None = None  # compare with this one; None: with the node's own parent
+
+    def key(self, tab: Tab) -> tuple[object, ...]:
+        """Equal for the same subject, even if there is more in it by now."""
+        against = None if self.against is None else self.against.id
+        return (self.graph.history.run.id, self.node.id, tab, self.whole_run, against)
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        return self.graph.history.moments if self.whole_run else self.node.moments
+
+    @cached_property
+    def state(self) -> State | None:
+        """The node's state; None for an open end. Raises `SnapshotNotFound` if it was deleted."""
+        one = self.node.checkpoint
+        return None if one is None else state_at(self.graph.history, self.snapshots, one, self.database)
+
+    @cached_property
+    def change(self) -> StateDiff | None:
+        """The differences from the state it is compared with; None for the original workspace, and for an open
+        end.
+        """
+        if self.against is None or self.against.checkpoint is None:
+            return None if self.state is None else self.state.change
+        if self.node.checkpoint is None:
+            return None
+        ids = (self.against.checkpoint.snapshot_id, self.node.checkpoint.snapshot_id)
+        return StateDiff(self.snapshots, *map(self.snapshots.get, ids))
 
 
 _INSTANT = {OpKind.SEAL, OpKind.RELEASE, OpKind.BARRIER, OpKind.PREFORK, OpKind.FORK}

@@ -15,13 +15,12 @@ from textual.containers import Container, Vertical
 from textual.events import Resize
 from textual.widgets import Footer, Input, Static
 
+from ramify.browse.tui.activity_tabs import Subject, Tab
 from ramify.browse.tui.branch_graph import Graph, Node, graph
 from ramify.browse.tui.dialogs import KeysDialog, RunsDialog
-from ramify.browse.tui.line_view import LineView
 from ramify.browse.tui.run_actions import RunActions
 from ramify.browse.tui.search import SearchActions
-from ramify.browse.tui.styled_lines import safe
-from ramify.browse.tui.subject import Subject, Tab
+from ramify.browse.tui.styled_lines import LineView, safe
 from ramify.browse.tui.tabs import lines_of
 from ramify.inspect.facts import deadline_line, run_table
 from ramify.inspect.history import History, read

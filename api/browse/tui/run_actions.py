@@ -11,8 +11,7 @@ from textual import work
 from textual.app import App as Terminal
 
 from ramify.browse.tui.branch_graph import Graph, Node
-from ramify.browse.tui.dialogs import AnswerDialog, ConfirmDialog, OutputDialog, Waiting
-from ramify.browse.tui.resume_process import ResumeProcess, command
+from ramify.browse.tui.dialogs import AnswerDialog, ConfirmDialog, OutputDialog, ResumeProcess, Waiting, command
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.home import Home
 from ramify.inspect.values import plain
@@ -128,7 +127,7 @@ def _asked(home: Home, graph: Graph) -> list[Waiting]:
     if run.thread_id is None:
         return [_waiting(one) for one in Inbox.of_rows(run.id, rows, answers).open]
     from ramify.runtime.langgraph.errors import ThreadElsewhere
-    from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
+    from ramify.runtime.langgraph.thread.stored_thread import open_interrupts
 
     try:
         asked = open_interrupts(home.database, run)

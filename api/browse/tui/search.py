@@ -14,8 +14,7 @@ from textual.app import App as Terminal
 from textual.widgets import Input
 
 from ramify.browse.tui.branch_graph import Graph
-from ramify.browse.tui.line_view import LineView, matches
-from ramify.browse.tui.styled_lines import StyledLine
+from ramify.browse.tui.styled_lines import LineView, StyledLine, matches
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.inspect.state import state_at

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ramify.browse.tui.activity_tabs import call_tab_lines, command_lines, shell_lines, timeline_lines
+from ramify.browse.tui.activity_tabs import Subject, Tab, call_tab_lines, command_lines, shell_lines, timeline_lines
 from ramify.browse.tui.branch_graph import name_of
 from ramify.browse.tui.styled_lines import (
     Look,
@@ -20,7 +20,6 @@ from ramify.browse.tui.styled_lines import (
     scope_of,
     wrapped,
 )
-from ramify.browse.tui.subject import Subject, Tab
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.facts import (

@@ -1,13 +1,16 @@
 """The page's server as an ASGI application: static files and JSON answers. One route writes: it stores a person's
-answer.
-"""
+answer. The work for a request is done in a thread, bounded by a deadline and by the client's patience."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,17 +19,45 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from ramify.browse.web import views
-from ramify.browse.web.bounded_work import in_thread
-from ramify.browse.web.errors import NotThere
-from ramify.browse.web.responses import jsonable
+from ramify.browse.web.responses import NotThere, jsonable
 from ramify.browse.web.run_cache import RunCache
 from ramify.browse.web.search import search
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.history import History
 from ramify.inspect.values import parse_value
 from ramify.runtime.errors import AlreadyAnswered, RunError
-from ramify.runtime.estimates.recent_runs import observed
+from ramify.runtime.estimates.recorded_runs import observed
 from ramify.runtime.records import CheckpointRecord, RunId
+
+T = TypeVar("T")
+
+Stopped = Callable[[], bool]
+"""Whether the work should end with what it has."""
+DEADLINE_S = 10.0
+
+
+async def in_thread(
+    request: Request, work: Callable[[Stopped], T], *, clock: Callable[[], float] = time.monotonic
+) -> T:
+    """The result of `work` in a thread. `work` gets a function that returns true after `DEADLINE_S`, or once the
+    client is gone, or the server stops. Only for requests without a body."""
+    until = clock() + DEADLINE_S
+    unwanted = threading.Event()
+    watching = asyncio.create_task(_watch(request, unwanted))
+    try:
+        return await asyncio.to_thread(work, lambda: unwanted.is_set() or clock() > until)
+    finally:
+        unwanted.set()
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _watch(request: Request, unwanted: threading.Event) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    unwanted.set()
+
 
 STATIC = Path(__file__).parent / "static"
 LONGEST_ANSWER = 1 << 20  # bytes

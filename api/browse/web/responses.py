@@ -1,7 +1,12 @@
-"""What the page is sent, as plain data: one dataclass per shape, whose fields are the JSON's.
+"""What the page is sent, as plain data: one dataclass per shape, whose fields are the JSON's; and the page's errors.
 
 Times are Unix seconds in fields whose name ends in `_at`, seconds in those that end in `_s`. Text is sent as it was
 recorded: the page never interprets it.
+
+WebError
+├── CannotListen          the port is taken or not allowed
+├── PartsMissing          starlette or uvicorn is not installed
+└── NotThere              the run has no such row, state or call; the page shows it
 """
 
 from __future__ import annotations
@@ -12,6 +17,22 @@ from enum import Enum
 from functools import cache
 from operator import attrgetter
 from typing import Any
+
+
+class WebError(Exception):
+    """Any error of the page's server."""
+
+
+class CannotListen(WebError):
+    """No listening socket could be opened."""
+
+
+class PartsMissing(WebError):
+    """The extra `web` is not installed."""
+
+
+class NotThere(WebError):
+    """The run does not have what the page asked for."""
 
 
 @dataclass(frozen=True, slots=True)

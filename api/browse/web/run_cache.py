@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.browse.web import views
-from ramify.browse.web.errors import NotThere
 from ramify.browse.web.responses import (
     AnswerStored,
     CheckpointRow,
@@ -18,6 +17,7 @@ from ramify.browse.web.responses import (
     ItemRow,
     LineRow,
     MomentRow,
+    NotThere,
     RunRow,
     table,
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from ramify.browse.web.errors import CannotListen, PartsMissing
+from ramify.browse.web.responses import CannotListen, PartsMissing
 
 if TYPE_CHECKING:
     from ramify.fork_engine.store import SnapshotStore

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ramify.browse.web.errors import NotThere
 from ramify.browse.web.responses import (
     CallRow,
     CallView,
@@ -21,6 +20,7 @@ from ramify.browse.web.responses import (
     MessageRow,
     MomentRow,
     MomentView,
+    NotThere,
     PlanOpRow,
     PlanView,
     Processes,

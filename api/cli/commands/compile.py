@@ -96,7 +96,7 @@ def compile_command(
 
 
 async def _learned(store: Reader, target: str) -> RecordedEstimates:
-    from ramify.runtime.estimates.recent_runs import learned
+    from ramify.runtime.estimates.recorded_runs import learned
 
     info = workflow_info(load(target))
     return await learned(store, target if info is None else info.ref)

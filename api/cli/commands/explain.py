@@ -13,7 +13,6 @@ from ramify.cli.completion import run_names
 from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
 from ramify.cli.errors import is_ours
 from ramify.cli.trust import need_own_home, trust_option
-from ramify.compiler.change_impact import affected_operations, changed_parts
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.inspect.home import Home, require_run
 from ramify.inspect.plan_outcomes import KeptWarm, OpOutcome, kept_warm, stage_error, story
@@ -114,7 +113,7 @@ def _told(
 
 
 async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], RecordedEstimates]:
-    from ramify.runtime.estimates.recent_runs import observed
+    from ramify.runtime.estimates.recorded_runs import observed
 
     run = await require_run(store, text)
     others = await observed(store, run.workflow, but=run.id)
@@ -141,6 +140,8 @@ def what_changed(run: RunRecord, plan: Plan, target: str | None = None, home: Ho
 
 def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
     """The differences between the code of a plan and the code that `now` was compiled from."""
+    from ramify.compiler.change_impact import affected_operations, changed_parts
+
     of_now = PLAN_VERSION if frontend == DECORATORS else _GRAPH_DIGESTS
     if plan.version < of_now or (frontend == DECORATORS and not plan.code):
         then = "; `ramify resume` compares as far as that version allows" if frontend == DECORATORS else ""
@@ -157,7 +158,7 @@ def _plan_now(run: RunRecord, target: str | None) -> Plan:
         from ramify.cli.commands.compile import compiled
 
         return compiled(run.workflow, workspace=run.workspace).plan
-    from ramify.cli.commands.thread_resume import find_app
+    from ramify.cli.commands.threads import find_app
 
     with find_app(run, target, "explain") as app:
         return app.session.plan

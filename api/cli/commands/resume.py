@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramify.cli.commands.execution import (
+from ramify.cli.commands.run import (
     Finished,
     RunOptions,
     duration_option,
@@ -18,7 +18,7 @@ from ramify.cli.commands.execution import (
     run_options,
     show_result,
 )
-from ramify.cli.commands.thread_resume import AnswersGiven, ThreadResume
+from ramify.cli.commands.threads import AnswersGiven, ThreadResume
 from ramify.cli.completion import run_names
 from ramify.cli.console import answer_text, pass_home, run_async, say, say_json
 from ramify.cli.errors import Interrupted
@@ -150,7 +150,7 @@ def _show_changes(home: Home, record: RunRecord, *, as_json: bool) -> None:
 
 
 def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: str | None, how: ThreadResume) -> None:
-    from ramify.cli.commands import thread_resume
+    from ramify.cli.commands import threads
     from ramify.cli.commands.explain import change_lines, compared
     from ramify.cli.progress import Progress
     from ramify.compiler.plan import Plan, PlanError
@@ -163,8 +163,8 @@ def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: s
         )
     if (choices.base_url, choices.model, choices.api_key) != (None, None, None):
         raise click.UsageError("name a graph's model where it is compiled: ramify.compile(graph, base_url=…)")
-    thread_resume.set_home_variables(home)
-    graph = thread_resume.find_app(record, target)
+    threads.set_home_variables(home)
+    graph = threads.find_app(record, target)
     if not choices.quiet:
         with suppress(PlanError):  # a plan of a format that is no longer read cannot be compared
             changed = compared(Plan.from_json(record.plan_json), graph.session.plan, record.frontend)
@@ -182,7 +182,7 @@ def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: s
 async def _thread_to_the_end(
     home: Home, graph: WorldApp, record: RunRecord, choices: RunOptions, how: ThreadResume
 ) -> Finished:
-    from ramify.cli.commands.thread_resume import go_on
+    from ramify.cli.commands.threads import go_on
     from ramify.session import Runtime
 
     async with Runtime(home=home.folder, database=home.database) as runtime:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ramify.cli.commands.decisions import effect_lines, effect_object
 from ramify.cli.commands.diff import change_object
-from ramify.cli.commands.effects import effect_lines, effect_object
 from ramify.cli.completion import state_names
 from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
 from ramify.compiler.plan import OpKind

@@ -102,8 +102,7 @@ def collect_at_the_end(home: Home) -> None:
 
 
 async def _collect_if_due(home: Home) -> Collected | None:
-    from ramify.home_collection import automatic_policy, collect_home
-    from ramify.runtime.worlds.automatic_collection import collect_if_due
+    from ramify.home_collection import automatic_policy, collect_home, collect_if_due
 
     try:
         policy = automatic_policy()

@@ -17,13 +17,13 @@ from itertools import combinations
 from types import BuiltinFunctionType
 from typing import Annotated, Any, get_args, get_origin
 
-from ramify.compiler.concurrent_parsing import parsed
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.langgraph.nodes import NodeCode
 from ramify.compiler.frontend.python.modules import dependencies
 from ramify.compiler.frontend.python.sources import Sources
 from ramify.compiler.frontend.python.step_checks import refuse_step_calls, type_hints_of, unstorable_type
 from ramify.compiler.frontend.python.world_access import refuse_held_worlds
+from ramify.compiler.parsing import parsed
 from ramify.compiler.plan import site_file
 
 _UNTRACKED = ("UntrackedValue", "EphemeralValue")

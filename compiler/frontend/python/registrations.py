@@ -17,7 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ramify.compiler.frontend.python.import_time import (
+from ramify.compiler.frontend.python.module_names import (
+    Bound,
+    Definition,
+    ModuleNames,
+    Target,
     assigned_in,
     bases_of,
     constant_text,
@@ -25,7 +29,6 @@ from ramify.compiler.frontend.python.import_time import (
     parameters_of,
     run_by_import,
 )
-from ramify.compiler.frontend.python.module_names import Bound, Definition, ModuleNames, Target
 from ramify.compiler.frontend.python.modules import (
     MUTATORS,
     ProjectModule,

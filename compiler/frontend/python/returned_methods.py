@@ -19,9 +19,9 @@ from enum import Enum
 from functools import cache
 from typing import Protocol
 
-from ramify.compiler.concurrent_parsing import parsed
 from ramify.compiler.frontend.python.modules import ProjectModule
 from ramify.compiler.frontend.python.names import arguments_of, dotted_name, nodes_in
+from ramify.compiler.parsing import parsed
 
 Key = tuple[str, str]
 _Method = ast.FunctionDef | ast.AsyncFunctionDef

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.python.canonical_text import plain_text
 from ramify.compiler.frontend.python.names import dotted_name, nodes_in
-from ramify.compiler.frontend.python.parsing import shared_tree_of, tree_of
 from ramify.compiler.frontend.python.spec_inputs import (
     closure_was_read,
     code_was_read,
@@ -29,6 +28,7 @@ from ramify.compiler.frontend.python.spec_inputs import (
     static_attribute,
     values_were_read,
 )
+from ramify.compiler.parsing import shared_tree_of, tree_of
 from ramify.compiler.plan import PLAN_VERSION, Site, site_file, text_digest
 from ramify.compiler.spec import FileAccess
 

@@ -18,11 +18,10 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection, Select, select, tuple_
 
-from ramify.runtime.langgraph.checkpointer.delta_encoding import Packed, ValueId, unpack
-from ramify.runtime.langgraph.checkpointer.filters import value_at
+from ramify.runtime.langgraph.checkpointer.database import value_at
 from ramify.runtime.langgraph.checkpointer.statements import Statements, one_trip
 from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, writes
-from ramify.runtime.langgraph.checkpointer.values import closure
+from ramify.runtime.langgraph.checkpointer.values import Packed, ValueId, closure, unpack
 from ramify.runtime.store.engines import driver_errors
 from ramify.runtime.store.stored_texts import expand, unescape_text, written
 

@@ -1,12 +1,15 @@
 """From an address (`sqlite:///FILE`, `postgresql://…`, or a path) to a database, and what the saver, the store and
-the cache have in common."""
+the cache have in common: transactions, filters by keys, and results that may be awaited.
+
+LangGraph has each saver and store twice: with functions, and with coroutines of the same names. Ours are both.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +20,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
 from ramify import paths
-from ramify.runtime.langgraph.checkpointer.ready import Ready
 from ramify.runtime.langgraph.checkpointer.tables import make
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, is_connection_lost, is_serialization_failure
@@ -25,6 +27,29 @@ from ramify.runtime.store.engines import bind_to_process, prepare, sync_folder
 from ramify.runtime.store.pooler_check import refuse_shared_sessions
 from ramify.runtime.store.readonly_sqlite import connected
 from ramify.runtime.store.run_committer import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S
+
+
+class Ready:
+    """Awaiting it gives itself at once."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from ()
+        return self
+
+
+class ReadyCount(Ready, int):
+    """A number."""
+
+
+def value_at(value: Any, key: str) -> Any:
+    """Return the value under a key, as LangGraph's classes do: those on PostgreSQL take the key as it is, those on
+    SQLite take "a.b" for "b" of the object "a". None if there is none."""
+    if not isinstance(value, Mapping):
+        return None
+    if key in value or "." not in key:
+        return value.get(key)
+    first, _, rest = key.partition(".")
+    return value_at(value.get(first), rest)
 
 
 def open_engine(address: str | Path) -> Engine:

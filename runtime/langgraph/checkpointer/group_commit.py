@@ -29,7 +29,7 @@ from sqlalchemy import Connection, Engine
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import UsedAfterFork
-from ramify.runtime.store.commit_jobs import Job
+from ramify.runtime.store.batch_writer import Job
 from ramify.runtime.store.database_errors import (
     divided,
     is_busy,

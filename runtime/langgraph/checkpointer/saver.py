@@ -2,7 +2,13 @@
 
 A checkpoint names the values of its channels by content. So a value that did not change is stored once, two branches
 of a thread cannot mix up their versions of a channel, and a list that grew by one message costs one message
-(delta_encoding.py).
+(`values.py`).
+
+LangGraph numbers a channel's values by versions. A version is a counter and a fraction drawn at random, as text:
+`f"{counter:032}.{fraction:016}"`. Text orders as the counters do, and two branches of a thread hardly ever draw the
+same version. LangGraph's own savers key a channel's values by version, so a thread that has such versions can move to
+one of them and go on. Threads that Ramify 0.1 began have plain numbers: they go on with numbers, since LangGraph
+compares the versions of a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,17 +37,48 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection
 
 from ramify.runtime.langgraph.checkpointer import checkpoint_reader, maintenance
-from ramify.runtime.langgraph.checkpointer.channel_versions import Version, next_version
 from ramify.runtime.langgraph.checkpointer.checkpoint_writes import CheckpointPlace, CheckpointWrites
 from ramify.runtime.langgraph.checkpointer.compat import advance_ids_past
 from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
-from ramify.runtime.langgraph.checkpointer.delta_encoding import Serialised
 from ramify.runtime.langgraph.checkpointer.group_commit import GroupCommitter, WriteMode
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed, StrictSerializer
 from ramify.runtime.langgraph.checkpointer.statements import statements_for
+from ramify.runtime.langgraph.checkpointer.values import Serialised
 from ramify.runtime.langgraph.errors import note_channel
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import looking
+
+Version = int | float | str
+
+
+def next_version(current: Version | None, fraction: float) -> Version:
+    """Return a version greater than `current`. `fraction`, in [0, 1), tells branches apart.
+
+    Raises `ValueError` for text that is not of this form.
+    """
+    if current is None:
+        return text_version(1, fraction)
+    if isinstance(current, str):
+        return text_version(counter_of(current) + 1, fraction)
+    return current + 1
+
+
+def counter_of(version: Version) -> int:
+    """Return the counter of a version. Raises `ValueError` for text of another form than LangGraph's savers write."""
+    if not isinstance(version, str):
+        return int(version)
+    counter = version.partition(".")[0]
+    if not (counter.isascii() and counter.isdigit()):
+        raise ValueError(
+            f"the channel version {version[:40]!r} is not a counter and a fraction, as LangGraph's savers write: the "
+            "checkpoint was made by another checkpointer, which must go on with it"
+        )
+    return int(counter)
+
+
+def text_version(counter: int, fraction: float) -> str:
+    return f"{counter:032}.{fraction:016}"
+
 
 UPKEEP_S = 0.05  # how long one transaction of maintenance may take, if it can be split
 _URGENT = frozenset(WRITES_IDX_MAP)  # how a task ended: LangGraph may return to its caller after such a write
@@ -104,7 +141,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
     # Writing
 
     def get_next_version(self, current: Version | None, channel: None) -> Version:
-        """Return the version after `current`, in the form of LangGraph's own savers (channel_versions.py)."""
+        """Return the version after `current`, in the form of LangGraph's own savers."""
         return next_version(current, self._rng())
 
     def put(

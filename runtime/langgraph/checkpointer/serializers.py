@@ -1,4 +1,4 @@
-"""Serialisers: one that builds only types that the program knows, and one that builds no types at all.
+"""Serialisers: one that builds only types that the program knows, and two that build no types at all.
 
 LangGraph's serialiser reads a module and a name from the database, imports the module and calls the name. Anyone who
 can write to the database could run code in every process that reads it. `StrictSerializer`, the default of `Saver`,
@@ -11,6 +11,11 @@ dataclass, a parametrised generic, which fields were set): these are written in 
 
 `PlainSerializer` is for commands that only read a thread, or move it. It ignores modules and callables, and returns
 an object as its fields, a set as its members, an array as a description.
+
+`PortableSerializer` moves values from one database to another. The types of a thread belong to the program that made
+it, which a command that copies the thread does not load. So an object of LangGraph's form stays the bytes that it is.
+Only the form that Ramify alone reads (`EXACT`) is built, and written in LangGraph's form: the types of such objects
+have to be loaded.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ from ramify.runtime.langgraph.checkpointer.compat import (
     reconstruction_fallback,
     send_from_args,
 )
-from ramify.runtime.langgraph.errors import TypeNotAllowed
+from ramify.runtime.langgraph.errors import ThreadNotCopied, TypeNotAllowed
 
 EXACT = 64
 """The msgpack extension of an object that LangGraph's own form would change: it holds the journal's form
@@ -307,3 +312,48 @@ def _json(value: object) -> object:
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode(errors="replace")
     return value
+
+
+_KINDS = ("null", "bytes", "bytearray", "json", "msgpack")
+
+
+class PortableSerializer(StrictSerializer):
+    """Reads objects as msgpack extensions, and writes what it has read. `keep_exact`: the target is a `Saver`, which
+    reads Ramify's own form."""
+
+    def __init__(self, *, keep_exact: bool) -> None:
+        super().__init__()
+        self._keep_exact = keep_exact
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        if obj is None or isinstance(obj, bytes | bytearray):
+            return super().dumps_typed(obj)
+        return "msgpack", ormsgpack.packb(obj, default=msgpack_form, option=MSGPACK_OPTION)
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """Raises `ThreadNotCopied` for values of another serialiser, `TypeNotAllowed` for a type that is not
+        loaded."""
+        kind, body = data
+        if kind not in _KINDS:
+            raise ThreadNotCopied.serialised(kind)
+        if kind != "msgpack":
+            return super().loads_typed(data)
+        refused: list[TypeNotAllowed] = []  # ormsgpack replaces the error by one of its own
+
+        def kept(code: int, held: bytes) -> Any:
+            if code == EXT_DELTA_SNAPSHOT:  # savers treat such values in their own way
+                return DeltaSnapshot(ormsgpack.unpackb(held, ext_hook=kept, option=ormsgpack.OPT_NON_STR_KEYS))
+            if code != EXACT or self._keep_exact:
+                return ormsgpack.Ext(code, held)
+            try:
+                return exact(held)
+            except TypeNotAllowed as error:
+                refused.append(error)
+                raise
+
+        try:
+            return ormsgpack.unpackb(body, ext_hook=kept, option=ormsgpack.OPT_NON_STR_KEYS)
+        except ValueError:
+            if refused:
+                raise refused[0] from None
+            raise

@@ -32,7 +32,7 @@ Number = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table("ramify_saver", metadata, Column("version", Integer, primary_key=True))
 
-# number of deletions so far: deletion_epoch.py
+# number of deletions so far: checkpoint_writes.py
 deletion_epoch_table = Table("ramify_house", metadata, Column("number", Number, nullable=False))
 
 threads = Table(

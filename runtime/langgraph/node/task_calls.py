@@ -21,9 +21,8 @@ from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_CALL, RunnableSeq, 
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.node.task_config import INVOCATION, key_of, scheduler
 from ramify.runtime.langgraph.thread.attempt import Attempt
-from ramify.runtime.langgraph.thread.nested_forks import Later, Loan
 from ramify.runtime.langgraph.thread.rewound_checkpointer import restore_task_outcome
-from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task
+from ramify.runtime.langgraph.thread.supersteps import Later, Loan, Position, Superstep, Task
 from ramify.runtime.worlds.world_pool import Branch
 
 Wrap = Callable[[str, Runnable[Any, Any], "Call"], Runnable[Any, Any]]

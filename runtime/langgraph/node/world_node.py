@@ -1,6 +1,8 @@
 """A node as LangGraph runs it over worlds: the user's code, on the world of its task.
 
-`invoke` and `ainvoke` differ only in how they wait for the portal.
+`invoke` and `ainvoke` differ only in how they wait for the portal. The user's code runs as LangGraph runs it in a
+plain graph, so that traces and event streams are the same: a sequence runs step by step, each step under its number,
+and if somebody listens to events, the steps run as streams.
 """
 
 from __future__ import annotations
@@ -8,9 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableSequence
+from langchain_core.runnables.config import patch_config, var_child_runnable_config
 from langgraph.constants import START
 from langgraph.types import CachePolicy
 
@@ -21,16 +27,113 @@ from ramify.runtime.langgraph.compat import (
     CONFIG_KEY_TASK_ID,
     ChannelWrite,
     RunnableCallable,
+    RunnableSeq,
     patch_configurable,
 )
 from ramify.runtime.langgraph.node.nested_graphs import Instrument, intercepted_graphs
 from ramify.runtime.langgraph.node.node_execution import NodeExecution
 from ramify.runtime.langgraph.node.task_calls import Call
 from ramify.runtime.langgraph.node.task_config import INVOCATION, Reading, alone, is_run, read
-from ramify.runtime.langgraph.node.user_code import Code
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
 from ramify.runtime.user_code.sandbox import node_sandbox_parameter, sandbox_parameter
+
+
+class Code:
+    """The runnable that the user gave to `add_node`; a sequence is unpacked."""
+
+    def __init__(self, bound: Runnable[Any, Any]) -> None:
+        self._steps = list(bound.steps) if isinstance(bound, RunnableSequence | RunnableSeq) else [bound]
+
+    @property
+    def places(self) -> list[Runnable[Any, Any]]:
+        """Placeholders for every step but the first, so that the writes after them keep their numbers. The first
+        place runs all steps."""
+        return [_Place() for _ in self._steps[1:]]
+
+    def run(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
+        """Run the steps. `extra` holds keyword arguments for the first step. If `streamed`, each step gets the chunks
+        of the one before."""
+        with _ambient(config):
+            if streamed:
+                first, *rest = self._steps
+                chunks = first.stream(value, config, **extra)
+                for number, step in enumerate(rest, 2):
+                    chunks = step.transform(chunks, _numbered(config, number))
+                return _joined(list(chunks))
+            for number, step in enumerate(self._steps, 1):
+                value = step.invoke(value, _numbered(config, number), **(extra if number == 1 else {}))
+        return value
+
+    async def arun(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
+        """The async counterpart of `run`."""
+        with _ambient(config):
+            if streamed:
+                return await self._astreamed(value, config, extra)
+            for number, step in enumerate(self._steps, 1):
+                value = await step.ainvoke(value, _numbered(config, number), **(extra if number == 1 else {}))
+        return value
+
+    async def _astreamed(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
+        first, *rest = self._steps
+        async with AsyncExitStack() as stack:
+            chunks: AsyncIterator[Any] = first.astream(value, config, **extra)
+            _closed_by(stack, chunks)
+            for number, step in enumerate(rest, 2):
+                chunks = step.atransform(chunks, _numbered(config, number))
+                _closed_by(stack, chunks)
+            return _joined([chunk async for chunk in chunks])
+
+
+class _Place(Runnable[Any, Any]):
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return input
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return input
+
+
+def _closed_by(stack: AsyncExitStack, chunks: Any) -> None:
+    if hasattr(chunks, "aclose"):
+        stack.push_async_callback(chunks.aclose)
+
+
+def _joined(chunks: list[Any]) -> Any:
+    """Combine the chunks of a stream as a sequence does: their sum, or the last one if they cannot be added."""
+    whole, *rest = chunks or [None]
+    for chunk in rest:
+        try:
+            whole = whole + chunk
+        except TypeError:
+            whole = chunk
+    return whole
+
+
+def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
+    """Return the first step's config with the number of another step."""
+    manager = config.get("callbacks")
+    if number == 1 or not isinstance(manager, BaseCallbackManager):
+        return config
+    mine = manager.copy()
+    mine.remove_tags(["seq:step:1"])
+    mine.add_tags([f"seq:step:{number}"], inherit=False)
+    return patch_config(config, callbacks=mine)
+
+
+class _ambient:
+    """Sets the ambient config, which graphs and tasks use when the code calls them without one."""
+
+    __slots__ = ("_config", "_token")
+
+    def __init__(self, config: RunnableConfig) -> None:
+        self._config = config
+
+    def __enter__(self) -> None:
+        self._token = var_child_runnable_config.set(self._config)
+
+    def __exit__(self, *raised: object) -> None:
+        var_child_runnable_config.reset(self._token)
+
 
 Writes = list[tuple[str, Any]]
 

@@ -19,7 +19,6 @@ from ramify.runtime.errors import NotInARun
 from ramify.runtime.events import Level
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
-from ramify.runtime.langgraph.thread.nested_forks import Later, Lent, Loan
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
 from ramify.runtime.langgraph.thread.positions import StoredPosition
 from ramify.runtime.langgraph.thread.standing_attempt import (
@@ -29,7 +28,7 @@ from ramify.runtime.langgraph.thread.standing_attempt import (
     digest,
     error_fields,
 )
-from ramify.runtime.langgraph.thread.supersteps import Superstep, Task
+from ramify.runtime.langgraph.thread.supersteps import Later, Lent, Loan, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, OpStatus
 from ramify.runtime.user_code.call_slo import CallSLO

@@ -1,7 +1,8 @@
 """An event loop in a daemon thread, on which worlds, the database and the model client of an app live.
 
 LangGraph's synchronous API has no loop, and its asynchronous API gets a new loop with every `asyncio.run`. What an
-app opens outlives both, so it lives on a loop of its own, and callers send work there.
+app opens outlives both, so it lives on a loop of its own, and callers send work there. `BlockingStream` iterates over
+the stream of a workflow without an event loop: meanwhile the run has such a loop.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import concurrent.futures
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ramify.fork_engine.close_on_fork import refuse_in_child
@@ -168,3 +170,49 @@ class PortalSandbox(Sandbox):
     ) -> RunResult:
         work = super().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check, reuse=reuse)
         return await self._portal.cross(work)
+
+
+R = TypeVar("R")
+
+
+class BlockingStream(Iterator[R]):
+    """The items of a stream, for a caller without an event loop.
+
+    When the iterator is garbage collected it is closed, and the run is cancelled. At the end of the process it is not
+    closed, because the thread can no longer be waited for: the run then ends as one whose process was killed.
+    """
+
+    def __init__(self, items: AsyncGenerator[R, None]) -> None:
+        self._items, self._portal = items, Portal()
+        self._turn = asyncio.Lock()  # an abandoned item is cancelled before the rest is closed
+        self.close = weakref.finalize(self, _closed, self._items, self._portal, self._turn)
+        self.close.atexit = False
+
+    def __next__(self) -> R:
+        if not self.close.alive:
+            raise StopIteration
+        try:
+            return self._portal.wait(self._following())
+        except StopAsyncIteration:
+            self.close()
+            raise StopIteration from None
+        except BaseException:
+            self.close()
+            raise
+
+    async def _following(self) -> R:
+        async with self._turn:
+            return await anext(self._items)
+
+
+def _closed(items: AsyncGenerator[Any, None], portal: Portal, turn: asyncio.Lock) -> None:
+    async def last() -> None:
+        async with turn:
+            await items.aclose()
+
+    if portal.is_here:  # garbage was collected on the loop itself, which cannot wait for itself
+        portal.keep(last())
+        portal.retire()
+    else:
+        portal.wait(last())
+        portal.stop()

@@ -29,10 +29,9 @@ from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.channels import WorldChannel, joined
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.lost_states import RerunsNodes
-from ramify.runtime.langgraph.thread.nested_forks import Later, Loan
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
 from ramify.runtime.langgraph.thread.positions import StoredPosition
-from ramify.runtime.langgraph.thread.supersteps import Task
+from ramify.runtime.langgraph.thread.supersteps import Later, Loan, Task
 from ramify.runtime.records import AGAIN, CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
 from ramify.runtime.store.run_locks import is_held
 from ramify.runtime.user_code.sandbox import SyncSandbox

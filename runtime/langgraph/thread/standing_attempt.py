@@ -18,10 +18,9 @@ from ramify.runtime.events import Level
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.journal.journal import Durable
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
-from ramify.runtime.langgraph.thread.nested_forks import Lent, Loan
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
 from ramify.runtime.langgraph.thread.positions import StoredPosition, copy_loan
-from ramify.runtime.langgraph.thread.supersteps import Position, Superstep, Task
+from ramify.runtime.langgraph.thread.supersteps import Lent, Loan, Position, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.reuse.commands import ReusableCommands

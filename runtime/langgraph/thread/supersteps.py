@@ -1,11 +1,17 @@
-"""Supersteps: their tasks, where they stand, and the merge of the tasks' worlds.
+"""Supersteps: their tasks, where they stand, and the merge of the tasks' worlds; and forks of a task's world.
 
 Each task's state is merged in turn, three-way, with the snapshot from which all of them were forked as the base.
+
+The graphs and tasks that a node's code runs get forks of the node's world, made when one of these asks for a world.
+Such a fork has the node's world as it was at the call. As long as the node has not asked for its own world, that is
+the state where its superstep began, and nothing has to be done at the call. Before the node's world changes, all open
+loans are given its present state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from ramify.fork_engine.errors import MergeConflict
@@ -97,3 +103,37 @@ def _named(
         except MergeConflict as between:
             return NodesConflict((other, node), between.conflicts)
     return NodesConflict((earlier[-1][0], node), conflict.conflicts)
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A fork that was made: its branch, the state in which it begins, and the name of the fork."""
+
+    branch: Branch
+    state: Snapshot
+    place: str
+
+
+@dataclass(eq=False, slots=True)
+class Loan:
+    """What one graph or task may take. `make` records the fork, once."""
+
+    make: Callable[[Snapshot | None], Awaitable[Lent]]
+    state: Snapshot | None = None  # the state at the call, if the lender's world may have changed since
+    lent: Lent | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def taken(self) -> Lent:
+        async with self._lock:
+            if self.lent is None:
+                self.lent = await self.make(self.state)
+            return self.lent
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The position of an attempt that acts on a loan. It is unknown until the attempt asks for a world."""
+
+    lenders_place: Callable[[], tuple[BranchPath, str]]
+    """Returns the branch and the snapshot id where the lending node is now."""
+    known: Callable[[], Awaitable[StoredPosition | Superstep]]

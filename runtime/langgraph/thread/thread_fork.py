@@ -19,12 +19,19 @@ from sqlalchemy import Connection, Row, select
 from ramify.runtime.journal.forked_runs import ForkedRun
 from ramify.runtime.langgraph.checkpointer.checkpoint_reader import read_bodies
 from ramify.runtime.langgraph.checkpointer.database import opened
-from ramify.runtime.langgraph.checkpointer.delta_encoding import Serialised, ValueId
 from ramify.runtime.langgraph.checkpointer.maintenance import thread_id
 from ramify.runtime.langgraph.checkpointer.serializers import PLAIN_SERIALIZER
 from ramify.runtime.langgraph.checkpointer.statements import statements_for
 from ramify.runtime.langgraph.checkpointer.tables import checkpoints, values, writes
-from ramify.runtime.langgraph.checkpointer.values import ThreadId, Values, closure, insert_copies, load
+from ramify.runtime.langgraph.checkpointer.values import (
+    Serialised,
+    ThreadId,
+    ValueId,
+    Values,
+    closure,
+    insert_copies,
+    load,
+)
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.stored_thread import standing, stored_position
 from ramify.runtime.records import CheckpointRecord, RunId, RunRecord

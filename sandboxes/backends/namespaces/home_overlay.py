@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
+from ramify.fork_engine.view import find_in_stack
 from ramify.sandboxes.agent.mount_server import LayerEntry, Overlay
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.mount_server_client import MountServerClient

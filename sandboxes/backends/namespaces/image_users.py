@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramify.fork_engine.filesystem.stacked_folders import find_in_stack
+from ramify.fork_engine.view import find_in_stack
 from ramify.sandboxes.errors import WorldStartFailed
 
 _MOST_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from textual.widgets import Input, Static
 
 from ramify import paths
 from ramify.browse.tui.app import Browser
-from ramify.browse.tui.line_view import LineView
+from ramify.browse.tui.styled_lines import LineView
 from ramify.fork_engine.store import SnapshotStore
 from ramify.inspect.home import Home
 from ramify.runtime.codec import codec

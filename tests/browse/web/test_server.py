@@ -16,7 +16,7 @@ import pytest
 
 from ramify import paths
 from ramify.browse.web import server
-from ramify.browse.web.errors import CannotListen
+from ramify.browse.web.responses import CannotListen
 from ramify.browse.web.server import serving
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.store import RunStore

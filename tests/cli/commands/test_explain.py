@@ -16,8 +16,7 @@ from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.inspect.plan_outcomes import KeptWarm, kept_warm
 from ramify.inspect.plan_outcomes import story as told_of
 from ramify.runtime.estimates.cost_model import Regret
-from ramify.runtime.estimates.recent_runs import observed
-from ramify.runtime.estimates.recorded_runs import RecordedEstimates
+from ramify.runtime.estimates.recorded_runs import RecordedEstimates, observed
 from ramify.runtime.records import WARM, OpStatus
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from ramify.cli.commands.execution import summarized
+from ramify.cli.commands.run import summarized
 from ramify.runtime.records import RunStatus
 from tests.warm_process import WarmInterpreter
 

@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.compiler.emit import emit
-from ramify.compiler.ir.graph import Graph
+from ramify.compiler.ir.graph import Graph, print_graph
 from ramify.compiler.ir.lower import lower
-from ramify.compiler.ir.text import print_graph
 from ramify.compiler.ir.verify import verify
 from ramify.compiler.passes import run_passes
 from ramify.compiler.plan import Effect, OpKind, Plan, Site

@@ -12,7 +12,7 @@ import pytest
 
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.manifest import canonical_json
-from ramify.fork_engine.merge.shells import NAMED
+from ramify.fork_engine.merge.state import NAMED
 from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier, Snapshot
 
 OURS, THEIRS, UNION = MergeStrategy.OURS, MergeStrategy.THEIRS, MergeStrategy.UNION

@@ -1,19 +1,26 @@
 """A plan that omits snapshots gives the same results as one with all of them, also if the compiler could not see why
-a snapshot was needed."""
+a snapshot was needed. A run is read once while it does not change, and what is kept is bounded."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import learned_app as app
 import pytest
+import pytest_asyncio
+import small_app
 
 from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunFailed, RunWaiting
+from ramify.runtime.estimates import recorded_runs
+from ramify.runtime.estimates.recorded_runs import RecentRuns
+from ramify.runtime.records import RunId, RunRecord
+from ramify.runtime.store import RunStore
 
 ELSEWHERE = """
 forgives = True
@@ -81,3 +88,51 @@ async def test_a_run_that_has_failed_keeps_a_state_before_each_step(
     run = str(runtime.last_run_id)
     assert await runtime.resume(run) == ["a", "b", "hello.txt"]
     assert [row.kind for row in await runtime.journal() if row.key.endswith("|BEFORE")] == [OpKind.SEAL]
+
+
+class Counting:
+    """A store that counts how often a journal is read."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.read: list[RunId] = []
+        self._store = store
+
+    async def journal(self, run: RunId) -> object:
+        self.read.append(run)
+        return await self._store.journal(run)
+
+
+@pytest_asyncio.fixture
+async def counted(runtime: Runtime, workspace: Path) -> AsyncIterator[tuple[Counting, RunRecord, RunRecord]]:
+    found = []
+    for _ in range(2):
+        await runtime.run(small_app.two_writes, workspace=workspace)
+        found.append(await runtime.record())
+    yield Counting(runtime.store), found[0], found[1]
+
+
+async def test_a_run_is_read_again_only_after_it_changed(counted: tuple[Counting, RunRecord, RunRecord]) -> None:
+    store, first, _ = counted
+    recent = RecentRuns()
+    once = await recent.read(store, first)  # type: ignore[arg-type]
+    assert await recent.read(store, first) is once  # type: ignore[arg-type]
+    assert len(once.ops) > 1
+    changed = await recent.read(store, replace(first, updated_at=first.updated_at + 1))  # type: ignore[arg-type]
+    assert changed is not once
+    assert store.read == [first.id, first.id]
+
+
+@pytest.fixture
+def one_run_fits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(recorded_runs, "_MOST_ROWS", 7)
+    yield
+
+
+async def test_the_run_that_was_read_longest_ago_is_dropped_first(
+    counted: tuple[Counting, RunRecord, RunRecord], one_run_fits: None
+) -> None:
+    store, first, second = counted
+    recent = RecentRuns()
+    for run in (first, second, second, first):
+        await recent.read(store, run)  # type: ignore[arg-type]
+    assert store.read == [first.id, second.id, first.id]

@@ -19,8 +19,7 @@ from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpId, OpKind, Plan
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import StepFailed
-from ramify.runtime.estimates.recent_runs import observed
-from ramify.runtime.estimates.recorded_runs import CallStage
+from ramify.runtime.estimates.recorded_runs import CallStage, observed
 from ramify.runtime.records import OpStatus
 from ramify.serving.client import LLMClient
 

@@ -16,8 +16,8 @@ import constructs_app as made
 import pytest
 
 from ramify import Runtime
-from ramify.blocking_stream import BlockingStream
 from ramify.runtime.errors import RunFailed, RunWaiting, WouldBlock
+from ramify.runtime.langgraph.thread.portal import BlockingStream
 from ramify.runtime.records import RunStatus
 from tests.plans import compile_plan
 from tests.samples import sample

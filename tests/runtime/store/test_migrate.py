@@ -14,7 +14,7 @@ from sqlalchemy import Connection, inspect
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.records import RunId
-from ramify.runtime.store import RunStore, migrate, upgrade
+from ramify.runtime.store import RunStore, migrate
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.engines import SCHEMA, writer
 from ramify.runtime.store.tables import metadata
@@ -135,10 +135,10 @@ async def test_an_old_database_on_a_server_is_migrated(
     inserts = re.findall(r"^INSERT .*;$", (OLD_HOMES / f"version{old}.sql").read_text(), re.MULTILINE)
     engine = writer(parse(one_database))
     with engine.begin() as connection, monkeypatch.context() as then:
-        then.setattr(upgrade, "REVISIONS", migrate.REVISIONS[:old])
+        then.setattr(migrate, "REVISIONS", migrate.REVISIONS[:old])
         connection.exec_driver_sql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
-        upgrade.upgrade(connection, 0)
+        migrate.upgrade(connection, 0)
         for table in ("blobs", "runs", "ops", "effects"):
             rows = [line for line in inserts if line.startswith(f'INSERT INTO "{table}"')]
             for line in rows:

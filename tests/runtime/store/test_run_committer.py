@@ -18,7 +18,7 @@ from ramify.runtime.errors import StoreError
 from ramify.runtime.records import RunId
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.address import parse
-from ramify.runtime.store.commit_jobs import Job
+from ramify.runtime.store.batch_writer import Job
 from ramify.runtime.store.engines import writer
 from ramify.runtime.store.run_committer import RunCommitter
 

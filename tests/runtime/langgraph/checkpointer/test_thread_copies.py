@@ -19,8 +19,7 @@ from typing_extensions import TypedDict
 
 from ramify import Saver
 from ramify.graph import CopiedThread, copy_threads
-from ramify.runtime.langgraph.checkpointer.thread_copies import copy_all
-from ramify.runtime.langgraph.checkpointer.thread_databases import langgraph_threads, saver_threads
+from ramify.runtime.langgraph.checkpointer.thread_copies import copy_all, langgraph_threads, saver_threads
 from ramify.runtime.langgraph.errors import ThreadNotCopied
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}

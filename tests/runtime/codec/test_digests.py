@@ -1,0 +1,122 @@
+"""Digests that are taken of the text itself are those of the parsed value. Texts of earlier versions can be decoded,
+and journal keys with their digests are found again."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.runtime.codec import codec
+from ramify.runtime.codec.digests import digest_in_journal, digest_of_arguments, digest_of_text
+from tests.runtime.kept_values import BERLIN, VALUES, Coded, Colour, Foo, Frozen, Holder, Made, Pair, Text
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.sampled_from("{}$")
+PLAIN_VALUES = st.recursive(
+    SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3), max_leaves=5
+)
+
+
+@given(PLAIN_VALUES)
+def test_of_any_value(value: object) -> None:
+    text = codec.encode(value)
+    assert digest_of_text(text) == codec.digest_text(text)
+
+
+@given(st.dictionaries(st.text() | st.just("$") | st.integers(), PLAIN_VALUES, max_size=3))
+def test_of_arguments(arguments: dict[str, object]) -> None:
+    text = codec.encode(arguments)
+    assert digest_of_arguments(arguments, text) == codec.digest_text(text)
+
+
+HERE = "tests.runtime.kept_values"
+
+STORED: list[tuple[str, Any]] = [
+    ('[1,null,true,1.5,"x",-0.0]', [1, None, True, 1.5, "x", -0.0]),
+    ('{"$":"float","v":"inf"}', float("inf")),
+    ('{"$":"bytes","v":"/w=="}', b"\xff"),
+    ('{"$":"datetime","v":"2026-01-02T03:04:05+00:00"}', datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+    (
+        '{"$":"datetime","v":"2026-07-01T00:00:00+02:00"}',
+        datetime(2026, 7, 1, tzinfo=timezone(timedelta(hours=2))),
+    ),
+    ('{"$":"date","v":"2026-01-02"}', datetime(2026, 1, 2).date()),
+    ('{"$":"timedelta","v":1.5}', timedelta(seconds=1.5)),
+    ('{"$":"decimal","v":"1.50"}', Decimal("1.50")),
+    ('{"$":"uuid","v":"00000000-0000-0000-0000-000000000007"}', UUID(int=7)),
+    ('{"$":"complex","v":[1.0,-0.0]}', complex(1, -0.0)),
+    ('{"$":"path","v":"a/b"}', Path("a/b")),
+    ('{"$":"tuple","v":[1,{"$":"set","v":[2]},{"$":"frozenset","v":[3]}]}', (1, {2}, frozenset({3}))),
+    ('{"$":"dict","v":[[1,2],["$",3]]}', {1: 2, "$": 3}),
+    (f'{{"$":"enum","t":"{HERE}:Colour","v":"red"}}', Colour.RED),
+    (f'{{"$":"namedtuple","t":"{HERE}:Pair","v":[1,"x"]}}', Pair(1)),
+    (f'{{"$":"dataclass","t":"{HERE}:Made","v":{{"x":1,"y":[],"z":3}}}}', Made(1, w=3)),
+    (f'{{"$":"dataclass","t":"{HERE}:Frozen","v":{{"x":1}}}}', Frozen(1)),
+    (f'{{"$":"pydantic","t":"{HERE}:Holder","v":{{"foo":{{"a":2,"b":null}}}}}}', Holder(foo=Foo(a=2, b=None))),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), STORED, ids=[text[:30] for text, _ in STORED])
+def test_values_of_earlier_versions_are_decoded(text: str, value: Any) -> None:
+    back = codec.decode(text)
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_errors_of_earlier_versions_are_decoded() -> None:
+    """Those of the first version, which stored no slots, and of later ones."""
+    args, state = {"$": "tuple", "v": ["7 x"]}, {"code": 7, "why": "x"}
+    for more in ([], [{}], [{}, {"$": "error", "t": "builtins:KeyError", "v": [{"$": "tuple", "v": ["k"]}, {}]}]):
+        stored = {"$": "error", "t": f"{HERE}:Coded", "v": [args, state, *more]}
+        back = codec.decode(json.dumps(stored))
+        assert (type(back), str(back), back.code) == (Coded, "7 x", 7)
+        assert repr(back.__cause__) == ("KeyError('k')" if len(more) == 2 else "None")
+
+
+def journal(*digests: str) -> Any:
+    return SimpleNamespace(
+        has_digests=bool(digests),
+        has_digest=lambda digest: digest in digests,
+        earlier_texts=lambda _: (),
+        is_reordered=lambda _: False,
+    )
+
+
+CHANGED: list[tuple[Any, str]] = [
+    (Foo(a=2), f'{{"$":"pydantic","t":"{HERE}:Foo","v":{{"a":2,"b":null}}}}'),
+    ({"x": [Foo(a=2)]}, f'{{"x":[{{"$":"pydantic","t":"{HERE}:Foo","v":{{"a":2,"b":null}}}}]}}'),
+    (
+        Frozen(Foo()),
+        f'{{"$":"dataclass","t":"{HERE}:Frozen","v":{{"x":{{"$":"pydantic","t":"{HERE}:Foo","v":'
+        '{"a":1,"b":null}}}}',
+    ),
+    (datetime(2026, 7, 1, tzinfo=BERLIN), '{"$":"datetime","v":"2026-07-01T00:00:00+02:00"}'),
+    (datetime(2026, 1, 1, fold=1), '{"$":"datetime","v":"2026-01-01T00:00:00"}'),
+    (timedelta(days=300_000, microseconds=1), '{"$":"timedelta","v":25920000000.000001}'),
+    ({Text("k"): 1}, '{"k":1}'),
+]
+
+
+@pytest.mark.parametrize(("value", "before"), CHANGED, ids=[before[:40] for _, before in CHANGED])
+def test_the_journal_of_an_earlier_version_is_asked_by_its_own_digest(value: Any, before: str) -> None:
+    text = codec.encode(value)
+    now, then = codec.digest_text(text), codec.digest_text(before)
+    assert now != then
+    assert digest_in_journal(journal(), value, text) == now
+    assert digest_in_journal(journal("another"), value, text) == now
+    assert digest_in_journal(journal(then), value, text) == then
+    assert digest_in_journal(journal(then, now), value, text) == now
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_every_value_has_a_digest_under_an_earlier_journal(value: Any) -> None:
+    text = codec.encode(value)
+    assert digest_in_journal(journal("another"), value, text) == codec.digest_text(text)
