@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import RunResult
-from ramify.sandboxes.host.shell_commands import as_text
+from ramify.sandboxes.host.named_shell import as_text
 from ramify.worlds.commands import checked, starter_of
 
 

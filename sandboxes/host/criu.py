@@ -1,13 +1,15 @@
-"""`make criu`: install CRIU 4 and its libraries, from the machine's own Debian package sources, into one folder.
+"""Whether whole processes can be dumped here with CRIU (the host side of checkpoint tier (a)), and its installation.
 
-Debian 12 has CRIU 3.17, which fails on recent kernels; Debian 13 has 4.1. apt downloads the packages with a state
-folder of its own and checks their signatures; then they are unpacked. Nothing is installed on the system, no root is
-needed, and the system's programs keep their libraries.
+`make criu` installs CRIU 4 and the libraries that it was built against into a folder of its own, from the machine's
+own Debian package sources. Debian 12 has CRIU 3.17, which fails on recent kernels; Debian 13 has 4.1. apt downloads
+the packages with a state folder of its own and checks their signatures; then they are unpacked. Nothing is installed
+on the system, no root is needed, and the system's programs keep their libraries.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +18,36 @@ import tempfile
 from pathlib import Path
 
 from ramify import paths
-from ramify.sandboxes.checkpointing import criu
+from ramify.sandboxes.contract import WorldSpec
+
+COMMAND = "command.json"
+"""The file that completes an installation. It holds the command's words, with absolute paths."""
+
+
+def folder() -> Path:
+    """$RAMIFY_CRIU, else `criu` in Ramify's home."""
+    named = os.environ.get("RAMIFY_CRIU")
+    return paths.expanded(named).absolute() if named else paths.home() / "criu"
+
+
+def command() -> tuple[str, ...]:
+    """CRIU's command line, to which a verb is added; empty if CRIU is not installed."""
+    try:
+        return tuple(json.loads((folder() / COMMAND).read_text()))
+    except FileNotFoundError:
+        return ()
+
+
+def why_not(spec: WorldSpec) -> str:
+    """Why worlds of this specification cannot be dumped; "" if they can."""
+    if not spec.dumpable:
+        return "the world was not made to be dumped: make it with dumpable=True"
+    if spec.secrets:
+        return "the world holds secrets, and an image of its memory would keep them"
+    if not command():
+        return f"CRIU is not installed in {folder()}: make criu"
+    return ""
+
 
 SUITE = "trixie"  # Debian 13
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -77,7 +108,7 @@ def unpack(packages: list[Path], into: Path) -> None:
         shutil.rmtree(into / waste, ignore_errors=True)
 
 
-def command(folder: Path) -> list[str]:
+def working_command(folder: Path) -> list[str]:
     """CRIU's command line, with its own dynamic linker. Raises `InstallFailed` if it does not work on this kernel."""
     loader = next(iter(sorted(folder.glob("usr/lib/*/ld-linux*.so.*"))), None)
     program = folder / "usr/sbin/criu"
@@ -96,8 +127,8 @@ def command(folder: Path) -> list[str]:
 
 def install(folder: Path) -> None:
     """Install a working CRIU in `folder`, completely or not at all. Keep one that is there and works."""
-    if (folder / criu.COMMAND).exists():
-        command(folder)
+    if (folder / COMMAND).exists():
+        working_command(folder)
         return
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -113,21 +144,21 @@ def install(folder: Path) -> None:
         made = Path(aside, "criu")
         made.mkdir()
         unpack(download(Path(aside, "apt")), made)
-        command(made)
+        working_command(made)
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
-    (folder / criu.COMMAND).write_text(json.dumps(command(folder)))
+    (folder / COMMAND).write_text(json.dumps(working_command(folder)))
 
 
 def main() -> int:
-    folder = criu.folder()
+    place = folder()
     try:
-        install(folder)
+        install(place)
     except InstallFailed as error:
         print(f"criu: {error}", file=sys.stderr)
         return 1
-    version = subprocess.run([*criu.command(), "--version"], capture_output=True, text=True)
-    print(f"criu: {version.stdout.splitlines()[0]} works, in {folder}")
+    version = subprocess.run([*command(), "--version"], capture_output=True, text=True)
+    print(f"criu: {version.stdout.splitlines()[0]} works, in {place}")
     return 0
 
 

@@ -1,15 +1,20 @@
-"""Listening sockets in the world's network namespace, opened for the host. Stdlib only.
+"""Ports of the world's network namespace, for the host: sockets that listen, and connections. Stdlib only.
 
-The host asks for a port by a message of its decimal digits, and gets the socket, or a text that says why not. It
-accepts the connections itself: inside there is only the listening end. The socket for this comes along with `Start`,
-with the first ports in it, so that these listen before any command runs.
+`Listeners` opens listening sockets. The host asks for a port by a message of its decimal digits, and gets the socket,
+or a text that says why not. It accepts the connections itself: inside there is only the listening end. The socket for
+this comes along with `Start`, with the first ports in it, so that these listen before any command runs.
+
+`dial` connects to a port: the world's network namespace is this process's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+
+from ramify.sandboxes.agent.messages import Dial, Dialled, encode
 
 ADDRESS = "127.0.0.1"
 BACKLOG = 128  # connections that wait to be accepted; more wait in their programs
@@ -53,3 +58,17 @@ class Listeners:
 
     def close(self) -> None:
         os.close(self._sock.detach())
+
+
+def dial(message: Dial, line: int) -> None:
+    """Begin a connection and hand it to the host, which waits for it. Takes over the descriptor `line`."""
+    family = socket.AF_INET6 if ":" in message.address else socket.AF_INET
+    with socket.socket(fileno=line) as reply, contextlib.suppress(OSError):  # the host has hung up
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.setblocking(False)
+                error = sock.connect_ex((message.address, message.port))
+                given = [] if error not in (0, errno.EINPROGRESS) else [sock.fileno()]
+                socket.send_fds(reply, [encode(Dialled(0 if given else error))], given, socket.MSG_NOSIGNAL)
+        except OSError as failed:  # a kernel without this family
+            reply.send(encode(Dialled(failed.errno or errno.EIO)), socket.MSG_NOSIGNAL)
