@@ -12,7 +12,7 @@ import pytest
 from ramify.fork_engine.errors import ImageError
 from ramify.fork_engine.filesystem.tar_headers import MAX_HEADER
 from ramify.fork_engine.filesystem.untar import unpack, unpack_layer
-from ramify.images.archive import is_archive
+from ramify.images.local_images import is_archive
 
 
 def block(name: str, kind: bytes, size: int = 0, data: bytes = b"") -> bytes:

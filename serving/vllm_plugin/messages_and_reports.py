@@ -1,4 +1,10 @@
-"""What the plug-in reports to files: totals of what it took from running requests, and a log of its decisions.
+"""What the gateway tells the scheduler beside its requests, and what the plug-in reports to files.
+
+`GatewayMessages` reads a local socket. Each datagram is one message as JSON. `{"request_id": …, "length_quantiles":
+[one value for each level]}` is a new prediction of a running request's length, by the request analyzer.
+`{"compound_id": …, "branches": […]}` says that no call will continue these branches of a workflow; without
+`branches`, that the workflow is over. The engine never waits: it takes what has arrived, a limited number in each
+step. It counts what it cannot read, and ignores it.
 
 `TotalsReport` counts preemptions, pauses and refusals since the engine's start, and what they cost. The gateway
 reads its file for metrics. The file is replaced as a whole, at most once a second, and only if something has
@@ -8,13 +14,83 @@ moved something, each refusal and each end.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
 from ramify.serving.policy.types import RequestId, Verdict
+from ramify.serving.protocol.length_sketch import LengthSketch
+
+_A_STEP = 64  # datagrams taken in one step
+_LARGEST = 65_536  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NewSketch:
+    """A request will probably be as long as this."""
+
+    request_id: str  # as clients see it
+    sketch: LengthSketch
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """No call will continue these branches of a workflow; of None, the whole workflow."""
+
+    compound_id: str
+    branches: tuple[str, ...] | None
+
+
+class GatewayMessages:
+    """Listens at the Unix datagram socket `path`; None: it does nothing."""
+
+    def __init__(self, path: str | None) -> None:
+        self.unreadable = 0
+        self._path = path
+        self._socket: socket.socket | None = None
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError):  # left by an engine that was killed
+                os.unlink(path)  # noqa: PTH108
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+            self._socket.bind(path)
+            Path(path).chmod(0o600)
+
+    def take(self) -> Iterator[NewSketch | Release]:
+        """Yield what has arrived since the last step."""
+        if self._socket is None:
+            return
+        for _ in range(_A_STEP):
+            try:
+                datagram = self._socket.recv(_LARGEST)
+            except BlockingIOError:
+                return
+            try:
+                yield _message(json.loads(datagram))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                self.unreadable += 1
+
+    def close(self) -> None:
+        if self._socket is not None and self._path is not None:
+            self._socket.close()
+            Path(self._path).unlink(missing_ok=True)
+            self._socket = None
+
+
+def _message(said: Mapping[str, object]) -> NewSketch | Release:
+    """Raises ValueError, KeyError or TypeError for anything else."""
+    if "compound_id" not in said:
+        return NewSketch(str(said["request_id"]), LengthSketch.from_wire(said["length_quantiles"]))  # type: ignore[arg-type]
+    compound_id, branches = said["compound_id"], said.get("branches")
+    if not isinstance(compound_id, str) or not isinstance(branches, list | None):
+        raise TypeError("a workflow's id is a string, and its branches are a list")
+    return Release(compound_id, None if branches is None else tuple(map(str, branches)))
+
 
 _EVERY_S = 1.0  # the file is replaced at most once in so many seconds
 
