@@ -38,7 +38,7 @@ models: $(VENV)/.demo
 
 # CRIU 4, for worlds whose processes are dumped whole, into $RAMIFY_CRIU or Ramify's home; nothing else is touched.
 criu: $(VENV)/.demo
-	@$(BIN)/python -m ramify.sandboxes.checkpointing.install_criu
+	@$(BIN)/python -m ramify.sandboxes.host.criu
 
 # One process more than there are cores (tests/conftest.py), at most four; the tests of a file stay together, in their
 # order. xdist would begin with the files of many tests: the few long ones would come last, and one process would wait

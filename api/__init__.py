@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from ramify.runtime.user_code.sandbox import Sandbox as Sandbox
     from ramify.runtime.user_code.sandbox import SyncSandbox as SyncSandbox
     from ramify.sandboxes.contract import RunResult as RunResult
-    from ramify.sandboxes.egress.credentials import Header as Header
     from ramify.sandboxes.egress.settings import Egress as Egress
+    from ramify.sandboxes.egress.settings import Header as Header
     from ramify.session import Runtime as Runtime
     from ramify.tools import Tool as Tool
     from ramify.tools import tool as tool
@@ -74,8 +74,7 @@ _EXPORTS = {
     "ramify.runtime.user_code.call_slo": ("slo",),
     "ramify.runtime.user_code.sandbox": ("Sandbox", "SyncSandbox"),
     "ramify.sandboxes.contract": ("RunResult",),
-    "ramify.sandboxes.egress.credentials": ("Header",),
-    "ramify.sandboxes.egress.settings": ("Egress",),
+    "ramify.sandboxes.egress.settings": ("Egress", "Header"),
     "ramify.session": ("Runtime",),
     "ramify.tools": ("Tool", "tool"),
     "ramify.tree_search.search": ("Beam", "BestOf", "MCTS", "search"),

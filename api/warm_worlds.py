@@ -20,10 +20,16 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
-from ramify.serving.scaling.key_stages import MOST_MEMORY, host_memory
 from ramify.serving.scaling.lookahead import Lookahead
-from ramify.serving.scaling.observation import Observation
-from ramify.serving.scaling.types import Controller, FutureCalls, PoolLimits, PoolLoad
+from ramify.serving.scaling.pools import (
+    MOST_MEMORY,
+    Controller,
+    FutureCalls,
+    Observation,
+    PoolLimits,
+    PoolLoad,
+    host_memory,
+)
 from ramify.worlds.errors import WorldClosed
 from ramify.worlds.world import World
 

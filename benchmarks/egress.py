@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.rows import Row, median_row, options, row, show
-from ramify.sandboxes.egress.resolver import FixedResolver
+from ramify.sandboxes.egress.hosts import FixedResolver
 from ramify.sandboxes.egress.settings import PORT, Egress
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World

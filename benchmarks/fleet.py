@@ -50,10 +50,16 @@ from ramify.fork_engine.remote.remote_store import RemoteStore  # noqa: E402
 from ramify.fork_engine.store import SnapshotStore  # noqa: E402
 from ramify.paths import remote, snapshots  # noqa: E402
 from ramify.sandboxes.errors import SandboxError  # noqa: E402
-from ramify.serving.matching.orders import Fifo, RandomOrder, Srsf  # noqa: E402
-from ramify.serving.matching.scarcity import ScarcityPriced  # noqa: E402
-from ramify.serving.matching.types import JobId, Matching, Rates  # noqa: E402
-from ramify.serving.matching.venn import Venn  # noqa: E402
+from ramify.serving.matching import (  # noqa: E402
+    Fifo,
+    JobId,
+    Matching,
+    RandomOrder,
+    Rates,
+    ScarcityPriced,
+    Srsf,
+    Venn,
+)
 from ramify.worlds.home import WorldHome  # noqa: E402
 
 PARTS = ("travel", "matching", "throughput", "memory", "search", "kills", "ray")

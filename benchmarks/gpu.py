@@ -42,7 +42,7 @@ from benchmarks.serving_costs.live_policies import CPU, GPU, KINDS, Client, Size
 from benchmarks.serving_costs.policy_cost import vllm_python
 from ramify import paths
 from ramify.serving.engine import models
-from ramify.serving.engine.gguf_conversion import hugging_face_folder
+from ramify.serving.engine.gguf_files import hugging_face_folder
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import ServingError
 

@@ -18,7 +18,7 @@ from ramify.fork_engine.importer import implied_modes
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId
 from ramify.fork_engine.view import is_folder_in_stack
-from ramify.images import archive, container_programs, layout
+from ramify.images import local_images
 from ramify.images.catalogue import Catalogue, Image, LayerRecord, StoredLayer
 from ramify.images.documents import Platform
 from ramify.images.errors import DamagedImage, TooLarge
@@ -61,7 +61,7 @@ class ImageLibrary:
         """Build the Dockerfile of a folder by buildah, under a name such as `task:1`. Raises `BuildFailed`, and as
         `pull` does."""
         reference = ImageReference.parse(name if "/" in name else f"localhost/{name}")
-        async with container_programs.built(context, dockerfile) as made:
+        async with local_images.built(context, dockerfile) as made:
             return await self._pull(ImageReference(SourceKind.ARCHIVE, path=made), str(reference), None)
 
     async def _pull(self, reference: ImageReference, name: str, progress: Progress | None) -> Image:
@@ -77,14 +77,14 @@ class ImageLibrary:
         if reference.kind in (SourceKind.OCI, SourceKind.ARCHIVE):
             assert reference.path is not None
             if reference.path.is_dir():
-                return layout.opened(reference, self._platform, self._limits)
-            return archive.opened(reference, self._platform, self._limits)
+                return local_images.opened_layout(reference, self._platform, self._limits)
+            return local_images.opened_archive(reference, self._platform, self._limits)
         if reference.kind is SourceKind.REGISTRY:
             from ramify.images import registry  # loads httpx
 
             folder = self.catalogue.folder / "downloads"
             return registry.opened(reference, self._platform, self._limits, folder, self._pulling)
-        return container_programs.opened(reference, self._platform, self._limits)
+        return local_images.opened_in_engine(reference, self._platform, self._limits)
 
     async def _import_all(self, source: SourceImage, progress: Progress) -> list[StoredLayer]:
         """Import layer after layer, while those above are fetched."""
@@ -164,7 +164,7 @@ def is_image_file(path: Path) -> bool:
     try:
         if path.is_dir():
             return (path / "oci-layout").is_file() and (path / "index.json").is_file()
-        return path.is_file() and archive.is_archive(path)
+        return path.is_file() and local_images.is_archive(path)
     except OSError:
         return False
 

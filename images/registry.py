@@ -21,7 +21,7 @@ from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.images import documents
 from ramify.images.documents import Descriptor, Platform
 from ramify.images.errors import DigestMismatch, RegistryError, RegistryUnreachable
-from ramify.images.layout import MOST_NESTED
+from ramify.images.local_images import MOST_NESTED
 from ramify.images.references import ImageReference
 from ramify.images.registry_client import STALL_S, RegistryClient, login_for
 from ramify.images.sources import BlobFile, ImageLimits, LayerBlob, Progress, SourceImage, matched

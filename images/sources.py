@@ -1,8 +1,8 @@
 """Where an image comes from: its documents, and a function that gets a layer's blob. `LayerStream` reads a blob as a
 tar: decompressed, bounded, and verified against both of its digests at the end.
 
-A source is a function that opens an image: `layout.opened`, `archive.opened`, `registry.opened`,
-`container_programs.opened`.
+A source is a function that opens an image: `registry.opened`, and `opened_layout`, `opened_archive` and
+`opened_in_engine` of `local_images`.
 """
 
 from __future__ import annotations

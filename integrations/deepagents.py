@@ -15,8 +15,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import merged_text, read_file, with_merged_output, write_file
+from ramify.integrations.world_access import FileAccessFailed, merged_text, read_file, with_merged_output, write_file
 from ramify.sandboxes.errors import CommandRefused
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.world import World

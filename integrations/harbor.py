@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ramify.images.errors import BuildFailed, ImageNotFound
-from ramify.integrations.errors import FileAccessFailed, NotStarted
-from ramify.integrations.world_access import as_os_error, download, read_file, upload
+from ramify.integrations.world_access import FileAccessFailed, NotStarted, as_os_error, download, read_file, upload
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.errors import CommandRefused
 from ramify.worlds.errors import NameTaken

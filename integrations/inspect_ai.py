@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Literal, overload
 
-from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import as_os_error, read_file, write_file
+from ramify.integrations.world_access import FileAccessFailed, as_os_error, read_file, write_file
 from ramify.sandboxes.errors import CommandRefused, ForbiddenUser, UnknownUser, WorldDied
 from ramify.worlds.errors import WorldClosed
 from ramify.worlds.home import WorldHome

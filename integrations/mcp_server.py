@@ -20,8 +20,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ramify import paths
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Change, MergeStrategy
-from ramify.integrations.errors import IntegrationError, UnknownWorld
-from ramify.integrations.world_access import merged_text, read_file, with_merged_output, write_file
+from ramify.integrations.world_access import (
+    IntegrationError,
+    UnknownWorld,
+    merged_text,
+    read_file,
+    with_merged_output,
+    write_file,
+)
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.http_guard import AccessPolicy, AccessRefusal, App, Guard, Headers, Keys
 from ramify.worlds.errors import WorldError

@@ -21,8 +21,7 @@ from typing import Any
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Snapshot
 from ramify.images.errors import ImagesError
-from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import as_os_error, read_file, upload
+from ramify.integrations.world_access import FileAccessFailed, as_os_error, read_file, upload
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.errors import CommandRefused, SandboxError, WorldDied
 from ramify.worlds.errors import WorldClosed, WorldError

@@ -18,8 +18,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.integrations.errors import FileAccessFailed, NotStarted
-from ramify.integrations.world_access import pack, read_file, unpack, write_file
+from ramify.integrations.world_access import FileAccessFailed, NotStarted, pack, read_file, unpack, write_file
 from ramify.worlds.errors import WorldNotFound
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import httpx
 
 from ramify.fork_engine.types import Snapshot
-from ramify.integrations.errors import NotStarted
+from ramify.integrations.world_access import NotStarted
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.blocking_home import SyncWorldHome, shared_home
 from ramify.worlds.errors import PathRefused

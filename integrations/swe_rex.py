@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import as_os_error, merged, read_file, upload, write_file
+from ramify.integrations.world_access import FileAccessFailed, as_os_error, merged, read_file, upload, write_file
 from ramify.sandboxes.errors import CommandRefused, InputClosed, WorldDied
 from ramify.worlds.commands import Terminal, WorldShell
 from ramify.worlds.errors import PathRefused, WorldClosed

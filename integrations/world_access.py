@@ -1,4 +1,7 @@
-"""What every adapter needs of a world: output as one stream, and files by any path inside."""
+"""What every adapter needs: a world's output as one stream, its files by any path inside, and the adapters' errors.
+
+`IntegrationError` is the root of the errors of the package `ramify.integrations`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from ramify.integrations.errors import FileAccessFailed
 from ramify.sandboxes.contract import RunResult, why_no_argument
 from ramify.worlds.errors import PathRefused
 from ramify.worlds.world import World
+
+
+class IntegrationError(Exception):
+    """The root of this package's errors."""
+
+
+class FileAccessFailed(IntegrationError):
+    """A file of a world cannot be read or written. `reason` is one of `missing`, `folder`, `not_folder`,
+    `permission`, `special` (a FIFO, a device), `too_large`, `no_path` and `other`."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class UnknownWorld(IntegrationError):
+    """No open world has this name."""
+
+
+class NotStarted(IntegrationError):
+    """The environment was not started, or was stopped."""
+
 
 MOST_READ = 100 << 20
 """Bytes of the largest file that an adapter reads."""

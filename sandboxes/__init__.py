@@ -5,7 +5,6 @@ Start with `contract.py`: `World`, `WorldSpec` and `Backend`. `selection.open_ba
 
     agent/          runs inside worlds, and in two processes beside the host; imports only the stdlib and linux/
     backends/       namespaces, docker, copy
-    checkpointing/  the host's side of keeping processes in snapshots
     host/           drives worlds: connections to agents, the life of a world, its scratch folders
     linux/          plain Linux: system calls, mounts, control groups, seccomp, ptrace; imports only the stdlib
 """

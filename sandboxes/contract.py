@@ -118,7 +118,7 @@ class WorldSpec:
     they lie under a place that the world hides (/tmp).
 
     `secrets` are variables like `env`, but no log or error ever holds their values, and a snapshot's shell state
-    leaves out what holds one (`agent/secret_forms.py` says in which forms). A fork gets them only from its own
+    leaves out what holds one (`agent/shell_snapshot.py` says in which forms). A fork gets them only from its own
     specification. What a command writes into a file is the command's own responsibility.
     """
 

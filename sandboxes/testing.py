@@ -28,8 +28,8 @@ from ramify.sandboxes.capabilities import Capabilities, Feature, flags
 from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import Unsupported, WorldDied
 from ramify.sandboxes.host.concurrency import finish_before_cancelling, fork_all
+from ramify.sandboxes.host.named_shell import as_text, check_command
 from ramify.sandboxes.host.scratch import ScratchSession, remove_tree
-from ramify.sandboxes.host.shell_commands import as_text, check_command
 
 
 @dataclass(frozen=True, slots=True)

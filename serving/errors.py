@@ -22,6 +22,10 @@ ServingError
     ├── AnalyzerApart     another gateway's process cannot be shared; `.folder` is for one's own
     ├── BadFrame          a message on its socket cannot be read
     └── CheckpointCorrupt its saved state is damaged; it starts without it, and says so
+
+PluginError               an error of the vLLM plug-in, raised while vLLM builds its scheduler, before it serves
+├── UnsupportedVllm       there is no adapter for this version of vLLM
+└── BadOptions            --additional-config '{"ramify": …}' is not valid
 """
 
 from __future__ import annotations
@@ -131,3 +135,24 @@ class BadFrame(AnalyzerError):
 
 class CheckpointCorrupt(AnalyzerError):
     """A checkpoint that cannot be read whole."""
+
+
+class PluginError(Exception):
+    """Base of the plug-in's errors."""
+
+
+class UnsupportedVllm(PluginError):
+    """There is no adapter for this version of vLLM."""
+
+    def __init__(self, found: str, known: tuple[str, ...]) -> None:
+        super().__init__(
+            f"vLLM {found}: ConcordScheduler supports {' and '.join(known)} only, because the scheduler's interface "
+            f"is not public and changes. Install one of these, or start vLLM without --scheduler-cls"
+        )
+
+
+class BadOptions(PluginError):
+    """An option under "ramify" in --additional-config is not valid."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(f'--additional-config, "ramify": {option}: {problem}')

@@ -17,7 +17,7 @@ from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Limit, RunResult, World, check_seconds
 from ramify.sandboxes.errors import InputClosed, Unsupported
-from ramify.sandboxes.host.shell_commands import as_text
+from ramify.sandboxes.host.named_shell import as_text
 from ramify.sandboxes.process_contract import Command, Process, ProcessStarter, TerminalSize
 from ramify.worlds.errors import CommandFailed
 

@@ -15,8 +15,7 @@ from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Foreseeing, KeptReady, Limits, WorldSpec
-from ramify.sandboxes.egress.credentials import Header
-from ramify.sandboxes.egress.settings import Egress
+from ramify.sandboxes.egress.settings import Egress, Header
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, Opening, WorldHome, started_in, world_spec

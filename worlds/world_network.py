@@ -19,8 +19,7 @@ from ramify.sandboxes import contract
 from ramify.sandboxes.contract import Brokered, WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.egress.connection_log import Connection, ConnectionFiles
-from ramify.sandboxes.egress.credentials import Header
-from ramify.sandboxes.egress.settings import Egress
+from ramify.sandboxes.egress.settings import Egress, Header
 from ramify.sandboxes.errors import SandboxError
 from ramify.worlds.errors import PortUnavailable, WorldError
 from ramify.worlds.home import WorldHome

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from ramify.serving.matching.types import Atom, Group
+from ramify.serving.matching import Atom, Group
 
 
 def least_mean_delay(devices: Sequence[tuple[float, Atom]], jobs: Sequence[tuple[Group, int]]) -> float:

@@ -14,8 +14,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ramify.serving.matching.tiers import TierMatching
-from ramify.serving.matching.types import Atom, Group, JobId, Matching, Order, Rates, Request
+from ramify.serving.matching import Atom, Group, JobId, Matching, Order, Rates, Request, TierMatching
 
 ENOUGH = 0.8
 """The share of a round's devices that must respond."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from benchmarks.fleet_matching.simulation import Device, Job
-from ramify.serving.matching.types import Atom, Group, JobId, Rates
+from ramify.serving.matching import Atom, Group, JobId, Rates
 
 GENERAL, COMPUTE, MEMORY, HIGH = (Group(name) for name in ("general", "compute", "memory", "high"))
 GROUPS = (GENERAL, COMPUTE, MEMORY, HIGH)

@@ -28,8 +28,8 @@ from benchmarks.forks.rounds import QUICK_BUDGET_S, Pace, Row, in_budget, missin
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.host import criu
 
 ROUNDS, QUICK_SLOW = 20, 5
 TURN_S = 0.3

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing import criu_runner
-from ramify.sandboxes.checkpointing import criu
+from ramify.sandboxes.host import criu
 
 ROUNDS = 20
 COMMANDS = 200

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from ramify.serving.scaling.lookahead import Lookahead
+from ramify.serving.scaling.pools import Controller, FutureCalls, PoolLoad, Scaling
 from ramify.serving.scaling.quart import Quart, within_budget
-from ramify.serving.scaling.types import Controller, FutureCalls, PoolLoad, Scaling
 
 
 class WholePipeline:

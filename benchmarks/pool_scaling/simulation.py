@@ -19,9 +19,8 @@ from itertools import count
 
 from benchmarks.pool_scaling.workloads import POOLS, Stage, Workflow, planned_service_s
 from ramify.serving.scaling.lookahead import LiveWorkflow, PlannedStage, future_calls
-from ramify.serving.scaling.observation import Observation
-from ramify.serving.scaling.placement import Placer, Server, dense
-from ramify.serving.scaling.types import Controller, FutureCalls, PoolLimits, PoolLoad, Scaling
+from ramify.serving.scaling.pools import Controller, FutureCalls, Observation, PoolLimits, PoolLoad, Scaling
+from ramify.serving.scaling.quart import Placer, Server, dense
 
 PERIOD_S = 0.5
 SLO = 1.5  # times a workflow's time on an empty system

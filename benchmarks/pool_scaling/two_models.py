@@ -21,7 +21,7 @@ from ramify.serving.gateway import startup
 from ramify.serving.gateway.elastic_replicas import ElasticReplicas
 from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.scaling.lookahead import LiveWorkflow, Lookahead, PlannedStage, future_calls
-from ramify.serving.scaling.types import Controller, FutureCalls, PoolLoad, Scaling
+from ramify.serving.scaling.pools import Controller, FutureCalls, PoolLoad, Scaling
 from ramify.serving.types import ChatRequest, user
 
 PLAN, DRAFT = "plan", "draft"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.rollouts.projects import Task
 from ramify.sandboxes.backends.docker import RootFs
-from ramify.sandboxes.backends.docker.images import as_root
+from ramify.sandboxes.backends.docker.host_programs import as_root
 from tests.images.image_builder import BuiltImage, write_docker_save
 
 WORKDIR = "/testbed"

@@ -49,7 +49,7 @@ from ramify.sandboxes.agent.messages import (
 )
 from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes
-from ramify.sandboxes.linux.memory_map import areas
+from ramify.sandboxes.linux.process_memory import areas
 
 SESSION_STARTS_S = 20.0
 INTERRUPT_S = 1.0  # for a session to react to KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The first process of a container: the world's agent, run by the host's own Python (portable_python.py). Stdlib
+"""The first process of a container: the world's agent, run by the host's own Python (docker/host_programs.py). Stdlib
 only.
 
 It connects to the host's socket in the world's own folder, which is mounted at PRIVATE. When the host hangs up or

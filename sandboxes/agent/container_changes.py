@@ -130,6 +130,6 @@ def _under(root: Path, path: str) -> Path:
 
 
 def run(listed: str, to: str) -> None:
-    """Capture the changes that a JSON file lists, as `docker/world.py` writes it, into the folder `to`."""
+    """Capture the changes that a JSON file lists, as `docker/backend.py` writes it, into the folder `to`."""
     changes = json.loads(Path(listed).read_text())
     capture(changes["changed"], changes["removed"], Path("/"), Path(to))

@@ -25,10 +25,10 @@ from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.agent import Agent
-from ramify.sandboxes.agent.listeners import Listeners
 from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
 from ramify.sandboxes.agent.mount_server import serve_mounts
 from ramify.sandboxes.agent.mount_view import ROOT, MountView
+from ramify.sandboxes.agent.ports import Listeners
 from ramify.sandboxes.linux import kernel
 
 OWN_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS

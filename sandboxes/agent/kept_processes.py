@@ -21,14 +21,13 @@ from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase, base_of_restored
 from ramify.sandboxes.agent.checkpointing.process_restore import CannotRestore
-from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, is_filtered, members_of
-from ramify.sandboxes.agent.checkpointing.tree_restore import restore_tree
+from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, is_filtered, members_of, restore_tree
 from ramify.sandboxes.agent.messages import Dump, Dumped, Link, Start
 from ramify.sandboxes.agent.prepared_shell import ShellPreparer
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes, ptrace
-from ramify.sandboxes.linux.memory_map import FileId, areas
+from ramify.sandboxes.linux.process_memory import FileId, areas
 
 FREEZES = 5  # attempts
 

@@ -1,9 +1,11 @@
-"""A child of the agent that confines itself, waits for an order, and becomes the ordered program. Stdlib only.
+"""Children of the agent that confine themselves and become a program: the world's bash, or what an order says. Stdlib
+only.
 
 Forking and confining take most of the time that a short command takes. So the agent keeps one launcher ready after
-the first start, and an order costs a message and an exec.
+the first start, and an order costs a message and an exec. Until its exec a launcher holds the agent's memory, so
+nothing may trace it (confinement.py).
 
-Until its exec a launcher holds the agent's memory, so nothing may trace it (confinement.py).
+`become_bash` is for a child that becomes the world's shell at once.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import struct
 import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ramify.sandboxes.agent import confinement, users
 from ramify.sandboxes.agent.messages import Start
 from ramify.sandboxes.agent.shell import CONTROL
-from ramify.sandboxes.linux import descriptors, kernel
+from ramify.sandboxes.linux import kernel, resource_limits
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as a shell's
 RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
@@ -136,7 +139,7 @@ def _confine(start: Start, line: socket.socket) -> None:
 def _receive() -> tuple[Order, list[int]]:
     """The order, and the folder and streams that came along. Raises `EOFError` if there is none."""
     line = socket.socket(fileno=LINE)
-    data, passed = descriptors.receive(line, MOST_TAKEN, 5)
+    data, passed = kernel.receive_descriptors(line, MOST_TAKEN, 5)
     while data and len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
         more = line.recv(MOST_TAKEN)
         data = data + more if more else b""
@@ -166,3 +169,51 @@ def _execute(program: str, words: list[str], env: Mapping[str, str], bash: str) 
                 raise
             os.execve(bash, ["bash", path, *words[1:]], env)  # a script without a first line, as a shell runs it
     raise denied or FileNotFoundError(program)
+
+
+def become_bash(
+    start: Start,
+    streams: Sequence[int],
+    pwd: str,
+    env: Mapping[str, str],
+    limits: Mapping[str, Sequence[int]],
+    *,
+    filtered: bool,
+) -> NoReturn:
+    """`streams`: its script, output, error output and control descriptor. `limits`: as an earlier shell had them."""
+    try:
+        os.setsid()
+        kernel.become_subreaper()  # so that all that it starts stays below it, and is dumped with it
+        if os.getppid() != 1:
+            kernel.die_with_parent()  # without a PID 1 that would end it
+        _enter(start, pwd)
+        for source, target in zip(streams, (0, 1, 2, CONTROL), strict=True):
+            os.dup2(source, target)
+        for number in RESET:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        os.umask(0o022)
+        resource_limits.restore_rlimits(limits)
+        view = start.view
+        confinement.enter(
+            start.bounds,
+            isolated=view is not None,
+            image=view is not None and view.image,
+            filtered=filtered,
+            user=None if view is None else view.only_user(),
+        )
+        if view is not None:
+            kernel.close_all_but((0, 1, 2, CONTROL))  # the path to bash could lead through descriptors
+        os.execve(start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
+    finally:
+        os._exit(127)
+
+
+def _enter(start: Start, pwd: str) -> None:
+    if start.view is None:
+        os.chdir(pwd)
+        return
+    try:
+        kernel.enter_folder(pwd)
+    except OSError:  # now a magic link of /proc, or no folder: use the world's top
+        kernel.enter_folder(start.tree)

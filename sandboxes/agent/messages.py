@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import get_args
 
-from ramify.sandboxes.linux import descriptors
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 LENGTHS = struct.Struct("!IQ")
@@ -426,7 +426,7 @@ class Link:
 
     def _hold(self, length: int) -> bool:
         while len(self._heard) < length:
-            chunk, passed = descriptors.receive(self.sock, MOST_TAKEN, MOST_PASSED)
+            chunk, passed = kernel.receive_descriptors(self.sock, MOST_TAKEN, MOST_PASSED)
             self.passed += passed
             if not chunk:
                 return False

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ramify.sandboxes.agent.messages import Adopt
-from ramify.sandboxes.agent.shell import too_long_for_exec
-from ramify.sandboxes.agent.shell_report import NAME
+from ramify.sandboxes.agent.shell import NAME, too_long_for_exec
 from ramify.sandboxes.agent.shell_snapshot import BASH_MANAGED, ShellSnapshot, export_script
 from ramify.sandboxes.agent.supervisor import ProcessSupervisor
 

@@ -18,18 +18,16 @@ from typing import Protocol
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
-from ramify.sandboxes.agent.dialing import dial
-from ramify.sandboxes.agent.listeners import Listeners
+from ramify.sandboxes.agent.launcher import become_bash
 from ramify.sandboxes.agent.messages import Cancel, Dial, Link, Message, Ran, Run, Start, StartProcess
+from ramify.sandboxes.agent.ports import Listeners, dial
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
-from ramify.sandboxes.agent.shell import Shell, too_long_for_exec
-from ramify.sandboxes.agent.shell_child import become_bash
-from ramify.sandboxes.agent.shell_report import NAME, Report
+from ramify.sandboxes.agent.shell import NAME, Report, Shell, too_long_for_exec
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
 from ramify.sandboxes.agent.started_processes import StartedProcesses
 from ramify.sandboxes.agent.watchdog import Watchdog
 from ramify.sandboxes.linux import processes, resource_limits
-from ramify.sandboxes.linux.memory_map import writes_by_mapping
+from ramify.sandboxes.linux.process_memory import writes_by_mapping
 
 KILLED = 128 + signal.SIGKILL
 SHELL_ANSWER_TIMEOUT_S = 10.0

@@ -21,15 +21,20 @@ from typing import Any, Protocol
 from ramify.fork_engine.close_on_fork import close_in_children
 from ramify.sandboxes.egress import socks
 from ramify.sandboxes.egress.connection_log import Connection, ConnectionLog, Outcome
-from ramify.sandboxes.egress.credentials import Credentials, Place
-from ramify.sandboxes.egress.dialing import BUFFER, Pipe, dial, name_localhost, permitted_addresses, still_permitted
+from ramify.sandboxes.egress.connections import (
+    BUFFER,
+    LOST,
+    Flow,
+    Pipe,
+    dial,
+    name_localhost,
+    permitted_addresses,
+    still_permitted,
+)
 from ramify.sandboxes.egress.errors import EndOfConnection, PortTaken, Refused
-from ramify.sandboxes.egress.flows import LOST, Flow
+from ramify.sandboxes.egress.hosts import Resolver, SystemResolver, Target, read_address
 from ramify.sandboxes.egress.http_proxy import HEAD_S, serve_http
-from ramify.sandboxes.egress.policy import LOCALHOST
-from ramify.sandboxes.egress.resolver import Resolver, SystemResolver
-from ramify.sandboxes.egress.settings import PORT, Egress
-from ramify.sandboxes.egress.targets import Target, read_address
+from ramify.sandboxes.egress.settings import LOCALHOST, PORT, Credentials, Egress, Place
 
 MOST_CONNECTIONS, MOST_SHARED = 256, 1024  # of one world, of all worlds of a backend
 RETRY_S = 0.2  # after this process could open no more files

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from ramify.sandboxes.egress.credentials import TOKEN
+from ramify.sandboxes.egress.settings import TOKEN
 
 LONGEST_HEAD = 64 << 10  # bytes of a request line or status line with its headers
 MOST_HEADERS = 256

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ramify.sandboxes.egress import http_messages as http
-from ramify.sandboxes.egress.credentials import HTTP_PORT, HTTPS_PORT, Credentials, Header, Place
-from ramify.sandboxes.egress.dialing import Pipe, name_localhost
+from ramify.sandboxes.egress.connections import IDLE_S, LOST, Flow, Pipe, name_localhost
 from ramify.sandboxes.egress.errors import EndOfConnection, Refused
-from ramify.sandboxes.egress.flows import IDLE_S, LOST, Flow
+from ramify.sandboxes.egress.hosts import Target, read_target
 from ramify.sandboxes.egress.http_messages import BadMessage, Request, Response
-from ramify.sandboxes.egress.settings import FORWARD_PATH
-from ramify.sandboxes.egress.targets import Target, read_target
+from ramify.sandboxes.egress.settings import FORWARD_PATH, HTTP_PORT, HTTPS_PORT, Credentials, Header, Place
 
 HEAD_S = 30.0  # for a whole head of a request, and for the time between two requests
 FORBIDDEN, BAD_GATEWAY, NO_METHOD = 403, 502, 405

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from ipaddress import IPv4Address, IPv6Address
 
-from ramify.sandboxes.egress.dialing import Pipe
+from ramify.sandboxes.egress.connections import Pipe
 from ramify.sandboxes.egress.errors import Refused
-from ramify.sandboxes.egress.targets import Target, plain, read_target
+from ramify.sandboxes.egress.hosts import Target, plain, read_target
 
 VERSION = 5
 NO_AUTHENTICATION, NO_METHOD = 0, 0xFF

@@ -1,23 +1,30 @@
-"""The operations of a live world with an agent: commands and seals. Its start and end are in world_lifecycle.py."""
+"""The operations of a live world with an agent: commands, seals and Python sessions.
+
+Its start and end are in world_lifecycle.py. `AgentRepl` is the host's handle of a Python session in a world.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
 from ramify.sandboxes.agent.messages import (
+    CloseSession,
+    CodeResult,
     Done,
     Dump,
     Dumped,
     DumpedSessions,
     DumpSessions,
+    ForkSession,
     Freeze,
     Frozen,
     Inspect,
@@ -26,18 +33,51 @@ from ramify.sandboxes.agent.messages import (
     OpenSession,
     Ran,
     Run,
+    RunCode,
     Thaw,
 )
-from ramify.sandboxes.agent.shell_report import Report
+from ramify.sandboxes.agent.shell import Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without
-from ramify.sandboxes.checkpointing.python_repl import SESSION, SESSION_NAME, AgentRepl
-from ramify.sandboxes.contract import Limit, Repl, RunResult
+from ramify.sandboxes.contract import Limit, Repl, ReplResult, RunResult, check_seconds
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.named_shell import as_text, check_command
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.shell_commands import as_text, check_command
 from ramify.sandboxes.host.world_lifecycle import ShellState, T, tier_of
 from ramify.sandboxes.host.world_processes import WorldProcesses
+
+SESSION = Path(__file__).parents[1] / "agent" / "checkpointing" / "python_session.py"
+SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class Ask(Protocol):
+    """Send a message to the session's world, under the world's lock, and return the reply."""
+
+    def __call__(self, message: Message, kind: type[T]) -> Awaitable[T]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRepl:
+    """A session of a world that has an agent."""
+
+    ask: Ask
+    name: str
+
+    async def run(self, code: str, *, timeout: float | None = None) -> ReplResult:
+        check_seconds(timeout)
+        told = await self.ask(RunCode(self.name, code, timeout), CodeResult)
+        stdout, stderr = (stream.decode("utf-8", "replace") for stream in (told.stdout, told.stderr))
+        return ReplResult(told.value, told.error, stdout, stderr, told.timed_out, told.truncated, told.lives)
+
+    async def fork(self, name: str) -> AgentRepl:
+        if not SESSION_NAME.fullmatch(name):
+            raise ValueError(f"not a name for a Python session: {name!r}")
+        await self.ask(ForkSession(self.name, name), Done)
+        return AgentRepl(self.ask, name)
+
+    async def close(self) -> None:
+        await self.ask(CloseSession(self.name), Done)
+
 
 D = TypeVar("D", Dumped, DumpedSessions)
 

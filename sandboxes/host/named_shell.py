@@ -3,6 +3,9 @@
 It is a bash as the agent's own shell is (`agent/shell.py`), on streams of its own. Its state is a report after every
 command. A shell that has ended is replaced by one with the state after its last complete command; so is one that was
 put to rest for a seal, which can then take the tree as if it had never been there.
+
+`as_text` and `check_command` say what any persistent shell of a world can be asked to run: an agent that fails at it
+would take its world along.
 """
 
 from __future__ import annotations
@@ -11,23 +14,48 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ramify.fork_engine.types import Processes
-from ramify.sandboxes.agent.shell import Shell, too_long_for_exec
-from ramify.sandboxes.agent.shell_report import Report
+from ramify.sandboxes.agent.shell import NAME, Report, Shell, too_long_for_exec
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without, export_script, quoted, text
-from ramify.sandboxes.contract import Limit, RunResult
+from ramify.sandboxes.contract import Limit, RunResult, check_seconds, is_variable, why_no_argument
 from ramify.sandboxes.errors import SandboxError, WorldDied
-from ramify.sandboxes.host.shell_commands import check_command
 from ramify.sandboxes.host.started_process import LiveProcess
 from ramify.sandboxes.host.world_lifecycle import ShellState
+
+
+def as_text(command: str | Sequence[str]) -> str:
+    """The command as a line of bash. Raises `TypeError` for words that are no texts, and `ValueError` for none."""
+    if isinstance(command, str):
+        return command
+    words = list(command)
+    for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"a command consists of texts, and {word!r} is a {type(word).__name__}: use str()")
+    if not words:
+        raise ValueError("a command is a script, or a sequence of at least one word")
+    return shlex.join(words)
+
+
+def check_command(
+    text: str, env: Mapping[str, str] | None = None, cwd: str | None = None, timeout: float | None = None
+) -> None:
+    """Raise `ValueError` for what no shell can execute."""
+    if why := why_no_argument(text + (cwd or "")):
+        raise ValueError(f"a command cannot contain {why}: pass such data by stdin")
+    for name, value in (env or {}).items():
+        if not is_variable(name, value) or not NAME.fullmatch(name):
+            raise ValueError(f"not an environment variable that bash can set for one command: {name!r}")
+    check_seconds(timeout)
+
 
 SHELL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 FORMAT = 1

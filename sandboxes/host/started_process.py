@@ -37,7 +37,7 @@ from ramify.sandboxes.errors import (
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.process_streams import InputStream, OutputStream
-from ramify.sandboxes.linux import descriptors
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.process_contract import TerminalSize
 
 MOST_PACKET = 1 << 16
@@ -62,7 +62,7 @@ class ProcessLine:
     def _hear(self) -> None:
         """Called by the event loop, which only logs exceptions: any of them ends the line."""
         try:
-            packet, passed = descriptors.receive(self._sock, MOST_PACKET, 1)
+            packet, passed = kernel.receive_descriptors(self._sock, MOST_PACKET, 1)
         except BlockingIOError:
             return
         except OSError:

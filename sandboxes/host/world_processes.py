@@ -10,8 +10,8 @@ from ramify.sandboxes.agent.messages import StartProcess
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import NothingListens, SandboxError, explain_file_limit
 from ramify.sandboxes.host.agent_link import AgentLink
-from ramify.sandboxes.host.connections import LOOPBACK, begin_connection, connected
 from ramify.sandboxes.host.named_shell import SHELL_NAME, NamedShell, ShellPlace
+from ramify.sandboxes.host.ports import LOOPBACK, begin_connection, connected
 from ramify.sandboxes.host.started_process import LiveProcess, start_process
 from ramify.sandboxes.host.world_lifecycle import WorldLifecycle, WorldResources
 from ramify.sandboxes.process_contract import Command

@@ -1,15 +1,20 @@
 """System calls that Python 3.11 does not wrap: namespaces, mounts, capabilities. Stdlib only.
 
 Numbers are from the kernel's uapi headers. Every failure is an `OSError` whose text begins with the call.
+
+`receive_descriptors` is here because `socket.recv_fds` ignores its flags before Python 3.12: what that returns is
+inherited by every program.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import os
 import platform
 import signal
+import socket
 from collections.abc import Collection
 from pathlib import Path
 
@@ -295,3 +300,14 @@ def close_all_but(kept: Collection[int]) -> None:
         if number not in kept:
             with contextlib.suppress(OSError):  # the descriptor that listed them
                 os.close(number)
+
+
+def receive_descriptors(sock: socket.socket, size: int, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
+    """At most `size` bytes and `most` descriptors; b"" if the other end hung up. Raises `OSError`."""
+    found = array.array("i")
+    space = socket.CMSG_LEN(most * found.itemsize)
+    data, ancillary, _, _ = sock.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(content[: len(content) - len(content) % found.itemsize])
+    return data, list(found)

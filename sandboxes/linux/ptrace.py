@@ -19,7 +19,7 @@ import struct
 from collections.abc import Sequence
 from typing import Self
 
-from ramify.sandboxes.linux.memory_map import Area
+from ramify.sandboxes.linux.process_memory import Area
 
 CONT, SINGLESTEP, DETACH = 7, 9, 17
 GETREGSET, SETREGSET, SEIZE, INTERRUPT = 0x4204, 0x4205, 0x4206, 0x4207

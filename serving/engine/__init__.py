@@ -2,5 +2,5 @@
 
 `contract.Engine` is what the gateway expects of them. `llama_cpp.LocalEngine` is the embedded engine and
 `vllm.VllmEngine` runs vLLM; the `*_process` modules are the programs of their child processes. `models` finds and
-downloads weights, `gguf_conversion` converts them for vLLM.
+downloads weights, `gguf_files` reads them and converts them for vLLM.
 """

@@ -29,7 +29,7 @@ from typing import Self
 import httpx
 
 from ramify.serving.engine.contract import log_tail
-from ramify.serving.engine.gguf_conversion import hugging_face_folder
+from ramify.serving.engine.gguf_files import hugging_face_folder
 from ramify.serving.engine.vllm_process import KEY_VARIABLE, MIDDLEWARE
 from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
@@ -266,7 +266,7 @@ def _folder(model: Path | str, python: str) -> Path | str:
     if importlib.util.find_spec("gguf") is not None:
         return hugging_face_folder(model)
     done = subprocess.run(
-        [python, "-m", "ramify.serving.engine.gguf_conversion", str(model)],
+        [python, "-m", "ramify.serving.engine.gguf_files", str(model)],
         capture_output=True,
         text=True,
         check=False,

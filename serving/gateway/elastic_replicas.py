@@ -20,10 +20,17 @@ from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.records.logs import log
-from ramify.serving.scaling.key_stages import MOST_MEMORY, WarmReplica, host_memory, to_end
 from ramify.serving.scaling.lookahead import LiveWorkflow, Lookahead, future_calls, planned
-from ramify.serving.scaling.observation import Observation
-from ramify.serving.scaling.types import Controller, PoolLimits, PoolLoad
+from ramify.serving.scaling.pools import (
+    MOST_MEMORY,
+    Controller,
+    Observation,
+    PoolLimits,
+    PoolLoad,
+    WarmReplica,
+    host_memory,
+    to_end,
+)
 
 PERIOD_S = 0.25
 _SOONEST_S = 0.02  # between two decisions, however many calls come

@@ -1,5 +1,8 @@
-"""What all calls of a gateway share, and the begin and end of each call, of which records, metrics and policy
-learn."""
+"""What all calls of a gateway share, and the begin and end of each call, of which records, metrics and policy learn.
+
+`UnfinishedBodies` are the bodies that are still arriving: together they hold a bounded amount of memory, and each has
+a deadline.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,6 @@ from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
 from ramify.serving.gateway.records.metrics import Metrics
-from ramify.serving.gateway.request_bodies import UnfinishedBodies
 from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import Keys, shown_keys
 from ramify.serving.pacing import PacedDelivery, Pacer
@@ -33,10 +35,57 @@ from ramify.serving.protocol.agent_hints import session_headers, without_hints, 
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
 from ramify.serving.qoe import READING_TBT_S
-from ramify.serving.scaling.observation import Observation
+from ramify.serving.scaling.pools import Observation
 
 if TYPE_CHECKING:  # it imports numpy, which a gateway without an analyzer does not need
     from ramify.serving.gateway.records.length_forecasts import LengthForecasts
+
+
+MOST_UNFINISHED = 64 * 1024 * 1024
+"""Bytes of all bodies that are still arriving."""
+BODY_S = 60.0  # a body that takes longer comes from a client that means harm, or has left
+
+
+class UnfinishedBodies:
+    """If the bodies hold too much, the one that began first is given up: a client that sends one without ending it
+    hinders none that sends quickly."""
+
+    def __init__(self, most: int = MOST_UNFINISHED) -> None:
+        self._most = most
+        self._held: dict[asyncio.Timeout, int] = {}  # bytes of each, the oldest first
+        self.bytes = 0
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Give up all bodies, those that are still to come too: their calls would be turned away."""
+        self.stopped = True
+        for limit in self._held:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def reading(self, seconds: float = BODY_S) -> AsyncIterator[Callable[[int], None]]:
+        """Read one body inside. The yielded function notes bytes that have come.
+
+        Raises `TimeoutError` after `seconds`, when the body has to make room, or once all are given up.
+        """
+        async with asyncio.timeout(0 if self.stopped else seconds) as limit:
+            self._held[limit] = 0
+            try:
+                yield lambda size: self._note(limit, size)
+            finally:
+                self.bytes -= self._held.pop(limit, 0)
+
+    def _note(self, limit: asyncio.Timeout, size: int) -> None:
+        if limit not in self._held:
+            return  # given up already
+        self._held[limit] += size
+        self.bytes += size
+        while self.bytes > self._most and len(self._held) > 1:
+            oldest = next(iter(self._held))
+            self.bytes -= self._held.pop(oldest)
+            oldest.reschedule(asyncio.get_running_loop().time())
+
 
 COUNT_PATH = "/messages/count_tokens"  # after /v1; llama.cpp and vLLM have it
 _PREFIX = 1024  # characters that two prompts must share for the calls to belong on one replica

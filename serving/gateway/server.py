@@ -152,7 +152,7 @@ def _logging(stream: TextIO | None) -> Iterator[None]:
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    from ramify.serving.gateway.http.connection_room import Listener
+    from ramify.serving.gateway.http.connections import Listener
 
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

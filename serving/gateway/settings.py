@@ -14,7 +14,7 @@ from ramify.serving.errors import BadPool, EngineFailed, Exposed, ScalingUnsuppo
 from ramify.serving.http_guard import AccessPolicy, Keys, as_address, authority, stays_here, web_origin
 from ramify.serving.policy.registry import DEFAULT, OptionValue, make_live_policy
 from ramify.serving.protocol.agent_hints import HintDialect
-from ramify.serving.scaling.types import PoolLimits
+from ramify.serving.scaling.pools import PoolLimits
 
 if TYPE_CHECKING:
     from ramify.serving.policy.types import Policy

@@ -15,7 +15,7 @@ import uvicorn
 from ramify import paths
 from ramify.serving.engine import models
 from ramify.serving.engine.contract import Engine, EngineKind, EngineSpec
-from ramify.serving.engine.gguf_vocabulary import longest_token
+from ramify.serving.engine.gguf_files import longest_token
 from ramify.serving.engine.llama_cpp import CONTEXT, LocalEngine
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import EngineFailed
@@ -26,8 +26,7 @@ from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, f
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.http.connection_room import ConnectionRoom
-from ramify.serving.gateway.http.slow_clients import SlowClientProtocol
+from ramify.serving.gateway.http.connections import ConnectionRoom, SlowClientProtocol
 from ramify.serving.gateway.settings import UPSTREAM_SLOTS, GatewaySettings, access
 from ramify.serving.http_guard import Guard
 from ramify.serving.policy.types import Policy

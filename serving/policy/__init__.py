@@ -6,6 +6,6 @@ in the gateway, in vLLM's scheduler and in replay. `registry` lists the policies
 
 Policies: `concord` (the default; `stream_lending` lets its streams lend their slots), `andes` (for engines that serve
 streams alone), `calm` (the thesis's algorithm), `edf` (earliest deadline first, the shortest). `placement` chooses a
-replica. `kv_retention` chooses the contexts that stay in KV while their programs wait. `refusal_probe` says when to
-test an estimate that refuses requests.
+replica. `kv_retention` chooses the contexts that stay in KV while their programs wait. `refusals` says
+which calls are refused, and when to test an estimate that refuses them.
 """

@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ramify.serving.policy.cost_model import Goodput, LengthPrior, is_latency, pace_s, prefill_s, remaining, worth
-from ramify.serving.policy.limits import not_admitted
+from ramify.serving.policy.refusals import not_admitted
 from ramify.serving.policy.types import Finished, RequestId, RequestView, SloClass, Verdict, View
 
 CANDIDATES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ramify.serving.policy.limits import due, late, next_limit
+from ramify.serving.policy.refusals import due, late, next_limit
 from ramify.serving.policy.types import Finished, RequestView, Verdict, View
 
 
@@ -18,7 +18,7 @@ class EarliestDeadlineFirst:
     Any other is due `best_effort_s` after its arrival. Only calls with an earlier deadline can pass it, and no new
     ones of those can arrive once its own time is near, so it never starves. It is never refused for being late.
 
-    A call that is past one of its limits (`limits.py`) is refused: starting it would only delay the others. Running
+    A call that is past one of its limits (`refusals.py`) is refused: starting it would only delay the others. Running
     calls are left alone.
     """
 

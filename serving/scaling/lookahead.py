@@ -23,8 +23,7 @@ from math import ceil, sqrt
 
 from ramify.serving.errors import NoRoom
 from ramify.serving.policy.types import StageEstimate
-from ramify.serving.scaling.key_stages import KeyStages
-from ramify.serving.scaling.types import FutureCalls, PoolLoad, Scaling
+from ramify.serving.scaling.pools import FutureCalls, KeyStages, PoolLoad, Scaling
 
 _GONE_S = 30.0  # beyond the planned time of a workflow's tools
 

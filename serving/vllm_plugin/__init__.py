@@ -1,9 +1,9 @@
 """Ramify's scheduler inside vLLM: `--scheduler-cls ramify.serving.vllm_plugin.ConcordScheduler`.
 
 Start at `scheduler.ConcordScheduler`. `version_adapters` has everything that depends on vLLM's version,
-`request_views` shows vLLM's requests to the policy, `calibration` measures the engine's speed, `gateway_messages`
-receives what the gateway says beside requests, `kept_contexts` holds the KV of programs that wait for tools, and
-`reports` writes totals and a decision log. Only `scheduler` imports vllm: options and errors can be read without it.
+`engine_views` shows vLLM's requests to the policy and measures the engine's speed, `kept_contexts` holds the KV of
+programs that wait for tools, and `messages_and_reports` receives what the gateway says beside requests, and writes
+totals and a decision log. Only `scheduler` imports vllm: options can be read without it.
 """
 
 from __future__ import annotations

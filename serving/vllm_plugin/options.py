@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from ramify.serving.errors import BadOptions
 from ramify.serving.policy.registry import DEFAULT, OptionValue
 from ramify.serving.policy.types import StepModel
-from ramify.serving.vllm_plugin.errors import BadOptions
 
 KEY = "ramify"
 

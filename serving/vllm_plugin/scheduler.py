@@ -23,8 +23,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
+from ramify.serving.errors import BadOptions
 from ramify.serving.policy.kv_retention import CostAware, Retention
-from ramify.serving.policy.refusal_probe import RefusalProbe
+from ramify.serving.policy.refusals import RefusalProbe
 from ramify.serving.policy.registry import UnknownPolicy, make_live_policy
 from ramify.serving.policy.types import (
     Capacity,
@@ -39,13 +40,10 @@ from ramify.serving.policy.types import (
     View,
 )
 from ramify.serving.protocol.wire import refusal_to_line
-from ramify.serving.vllm_plugin.calibration import StepCalibrator
-from ramify.serving.vllm_plugin.errors import BadOptions
-from ramify.serving.vllm_plugin.gateway_messages import GatewayMessages, NewSketch
+from ramify.serving.vllm_plugin.engine_views import RequestViews, StepCalibrator, TrackedRequest
 from ramify.serving.vllm_plugin.kept_contexts import KeptContexts
+from ramify.serving.vllm_plugin.messages_and_reports import DecisionLog, GatewayMessages, NewSketch, TotalsReport
 from ramify.serving.vllm_plugin.options import PluginOptions
-from ramify.serving.vllm_plugin.reports import DecisionLog, TotalsReport
-from ramify.serving.vllm_plugin.request_views import RequestViews, TrackedRequest
 from ramify.serving.vllm_plugin.version_adapters import RequestLike, adapter_for
 
 _CONTEXT_STEPS = 16  # the context of all running requests is added up once in so many steps

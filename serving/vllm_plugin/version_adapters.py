@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ramify.serving.vllm_plugin.errors import UnsupportedVllm
+from ramify.serving.errors import UnsupportedVllm
 
 HELD = 1 << 62  # a step that never comes: vLLM skips a running request until its next eligible step
 _NAME = attrgetter("request_id")

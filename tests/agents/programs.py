@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from ramify.sandboxes.egress.credentials import Header
+from ramify.sandboxes.egress.settings import Header
 from tests.agents.model_server import Call, Json, Turn
 
 TASK = "Make test_add.py pass."

@@ -14,7 +14,7 @@ import pytest
 from ramify.fork_engine.types import Conflict, MergeStrategy
 from ramify.sandboxes import doctor
 from ramify.sandboxes.egress.connection_log import Outcome
-from ramify.sandboxes.egress.resolver import FixedResolver
+from ramify.sandboxes.egress.hosts import FixedResolver
 from ramify.sandboxes.egress.settings import ADDRESS, Egress
 from ramify.sandboxes.process_contract import Process
 from ramify.worlds.commands import Terminal

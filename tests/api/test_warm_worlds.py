@@ -10,7 +10,7 @@ import pytest
 
 from ramify import WarmWorlds, World
 from ramify.serving.errors import BadPool
-from ramify.serving.scaling.types import FutureCalls, PoolLoad, Scaling
+from ramify.serving.scaling.pools import FutureCalls, PoolLoad, Scaling
 from ramify.worlds.errors import WorldClosed, WorldNotFound
 from ramify.worlds.home import WorldHome
 

@@ -11,10 +11,7 @@ import pytest
 from benchmarks.fleet_matching.integer_program import least_mean_delay
 from benchmarks.fleet_matching.simulation import Device, Job, simulate
 from benchmarks.fleet_matching.workloads import GROUPS, STRATA, Workload, devices, jobs, rates_for
-from ramify.serving.matching.orders import Fifo, RandomOrder, Srsf
-from ramify.serving.matching.scarcity import ScarcityPriced
-from ramify.serving.matching.types import Group, JobId, Matching
-from ramify.serving.matching.venn import Venn
+from ramify.serving.matching import Fifo, Group, JobId, Matching, RandomOrder, ScarcityPriced, Srsf, Venn
 
 A, B = Group("a"), Group("b")
 ALL, BOTH = frozenset({A}), frozenset({A, B})

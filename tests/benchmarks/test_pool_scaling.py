@@ -12,7 +12,7 @@ from benchmarks.pool_scaling.simulation import Outcome, Servers, Simulation
 from benchmarks.pool_scaling.two_models import BUDGET, DRAFT, PLAN, Pipeline, Share
 from benchmarks.pool_scaling.workloads import workload
 from ramify.serving.scaling.lookahead import Lookahead
-from ramify.serving.scaling.types import PoolLimits, PoolLoad
+from ramify.serving.scaling.pools import PoolLimits, PoolLoad
 
 
 def run(

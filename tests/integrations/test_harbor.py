@@ -21,8 +21,8 @@ from harbor.environments.base import SandboxBuildFailedError
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
-from ramify.integrations.errors import NotStarted
 from ramify.integrations.harbor import WorldEnvironment
+from ramify.integrations.world_access import NotStarted
 from ramify.worlds.world import World
 
 BY_PATH = "ramify.integrations.harbor:WorldEnvironment"

@@ -21,8 +21,8 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.rubrics import Rubric
 
 from ramify.integrations import openenv as openenv_adapter
-from ramify.integrations.errors import NotStarted
 from ramify.integrations.openenv import CommandAction, CommandObservation, WorldEnvironment, WorldProvider
+from ramify.integrations.world_access import NotStarted
 from ramify.sandboxes import doctor
 from ramify.worlds.blocking_home import SyncWorldHome
 from ramify.worlds.errors import WorldClosed

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.integrations.errors import FileAccessFailed
-from ramify.integrations.world_access import read_file, upload, write_file
+from ramify.integrations.world_access import FileAccessFailed, read_file, upload, write_file
 from ramify.worlds.world import World
 
 

@@ -19,9 +19,9 @@ from ramify.sandboxes import doctor
 from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.backends.docker.backend import DockerBackend
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.backends.namespaces.warm_pool import STOCK, TREES
-from ramify.sandboxes.checkpointing import criu
+from ramify.sandboxes.backends.namespaces.place import STOCK, TREES
 from ramify.sandboxes.contract import Backend, World, WorldSpec
+from ramify.sandboxes.host import criu
 from ramify.sandboxes.testing import Answer, ScriptedBackend
 from tests.machine import why_no_namespaces
 

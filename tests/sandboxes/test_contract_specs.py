@@ -14,7 +14,7 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
-from ramify.sandboxes.backends.docker.images import RootFs
+from ramify.sandboxes.backends.docker.host_programs import RootFs
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import MIB, Backend, Limit, Limits, World, WorldSpec
 

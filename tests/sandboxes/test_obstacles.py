@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from ramify.sandboxes import doctor
-from ramify.sandboxes.obstacles import Surroundings, obstacles
+from ramify.sandboxes.doctor import Surroundings, obstacles
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
 
 IMPORTS = "from pathlib import Path\n"
-ASK = (
-    f"{IMPORTS}from ramify.sandboxes.obstacles import Surroundings\nprint(Surroundings.read(Path('/tmp')).in_world)\n"
-)
+ASK = f"{IMPORTS}from ramify.sandboxes.doctor import Surroundings\nprint(Surroundings.read(Path('/tmp')).in_world)\n"
 NOW = "6.8.0"
 APPARMOR = "kernel/apparmor_restrict_unprivileged_userns"
 DOCKER = "this container (docker) forbids namespaces or mounts: start it with "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ramify.sandboxes import doctor
-from ramify.sandboxes.checkpointing import criu
+from ramify.sandboxes.host import criu
 from ramify.sandboxes.linux import ptrace
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World

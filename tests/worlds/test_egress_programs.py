@@ -26,7 +26,7 @@ import pytest
 
 from ramify.sandboxes.contract import RunResult
 from ramify.sandboxes.egress.connection_log import Outcome
-from ramify.sandboxes.egress.resolver import FixedResolver, addresses_of
+from ramify.sandboxes.egress.hosts import FixedResolver, addresses_of
 from ramify.sandboxes.egress.settings import Egress
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World

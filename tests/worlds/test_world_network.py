@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from ramify.sandboxes.egress.connection_log import ConnectionFiles, Outcome
-from ramify.sandboxes.egress.credentials import Header
 from ramify.sandboxes.egress.errors import BadEntry, PortTaken
-from ramify.sandboxes.egress.resolver import FixedResolver
-from ramify.sandboxes.egress.settings import PORT, Egress
+from ramify.sandboxes.egress.hosts import FixedResolver
+from ramify.sandboxes.egress.settings import PORT, Egress, Header
 from ramify.sandboxes.errors import Unsupported, WorldStartFailed
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.errors import WorldError

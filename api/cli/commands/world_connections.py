@@ -16,7 +16,7 @@ from ramify.inspect.text import instant, printable, table
 
 if TYPE_CHECKING:
     from ramify.sandboxes.egress.connection_log import Connection
-    from ramify.sandboxes.egress.credentials import Header
+    from ramify.sandboxes.egress.settings import Header
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -45,7 +45,7 @@ def credential_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def read_credentials(given: tuple[str, ...], variables: Mapping[str, str] | None = None) -> dict[str, Header]:
     """`HOST=NAME: text $VARIABLE`. A value written out would be in the list of processes and in the shell's history,
     so it is refused. Raises `click.BadParameter`, `BadCredential`."""
-    from ramify.sandboxes.egress.credentials import Header
+    from ramify.sandboxes.egress.settings import Header
 
     known = os.environ if variables is None else variables
     found: dict[str, Header] = {}

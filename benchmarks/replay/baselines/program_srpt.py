@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import exp
 
-from ramify.serving.policy.concord.job import NEVER, Job
 from ramify.serving.policy.concord.job_index import JobIndex
+from ramify.serving.policy.concord.jobs import NEVER, Job
 from ramify.serving.policy.cost_model import pace_s
 from ramify.serving.policy.types import Finished, Refusal, Verdict, View
 

@@ -30,7 +30,7 @@ from benchmarks.replay.simulation.simulation import (
 from benchmarks.replay.types import Contender, Program, Setting, Stock
 from ramify.serving.policy.cost_model import aggregate_engines
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, SloClass, State, View
-from ramify.serving.vllm_plugin.request_views import RequestViews
+from ramify.serving.vllm_plugin.engine_views import RequestViews
 from ramify.serving.vllm_plugin.version_adapters import SamplingLike
 
 if TYPE_CHECKING:

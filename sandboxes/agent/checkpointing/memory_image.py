@@ -6,7 +6,7 @@ pages until it writes.
 
 When a process is dumped again, its memory is compared with its base (`BasePages`), the file of an earlier dump, and
 only the pages that differ are written. A fork maps the base and has the difference written over it. Pages that the
-kernel saw no write to since the base was made are not compared (linux/write_tracking.py); without that the comparison
+kernel saw no write to since the base was made are not compared (linux/live_state.py); without that the comparison
 reads all memory.
 """
 
@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ramify.sandboxes.linux.memory_map import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
-from ramify.sandboxes.linux.pagemap import OWN as OWN_PAGES
+from ramify.sandboxes.linux.live_state import WriteTracker
+from ramify.sandboxes.linux.process_memory import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
+from ramify.sandboxes.linux.process_memory import OWN_PAGES as OWN_PAGES
 from ramify.sandboxes.linux.ptrace import Tracee
-from ramify.sandboxes.linux.write_tracking import WriteTracker
 
 FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
 BLOCK = 1 << 18

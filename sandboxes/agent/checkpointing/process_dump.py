@@ -1,7 +1,7 @@
 """Dump a Python session's process to an image, for other worlds: checkpoint tier (b). Stdlib only; agent side.
 
-The dump covers one process with one thread: its own pages (linux/memory_map.py), its registers, what the kernel knows
-of its signals and its program, and its open files by path and position. `process_restore.py` restores it.
+The dump covers one process with one thread: its own pages (linux/process_memory.py), its registers, what the kernel
+knows of its signals and its program, and its open files by path and position. `process_restore.py` restores it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ramify.sandboxes.agent.checkpointing.memory_image import (
     tracked,
     write_image,
 )
-from ramify.sandboxes.linux import memory_map, processes, resource_limits
-from ramify.sandboxes.linux.memory_map import Area, FileId
+from ramify.sandboxes.linux import process_memory, processes, resource_limits
+from ramify.sandboxes.linux.process_memory import Area, FileId
 from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
-from ramify.sandboxes.linux.scheduling import SCHEDULED_AS_ITS_PARENT, Scheduling
+from ramify.sandboxes.linux.resource_limits import SCHEDULED_AS_ITS_PARENT, Scheduling
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
@@ -189,7 +189,7 @@ def dump_process(
         try:
             files = open_files(pid, private, pipes, locks=shares_files)
             thread, heap_end = _thread(tracee, restart_interrupted_call(registers), floats, blocked)
-            kernels = tuple(area for area in memory_map.areas(pid) if area.name in memory_map.KERNELS)
+            kernels = tuple(area for area in process_memory.areas(pid) if area.name in process_memory.KERNELS)
             folder.mkdir()
             with _new(folder / PAGES) as pages:
                 own, base = image_base.restored_from, image_base.base
@@ -314,13 +314,19 @@ def _address_fields(pid: int) -> tuple[int, ...]:
 
 def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: int) -> tuple[Thread, int]:
     """The thread's state, and the end of the heap."""
-    tracee.step_from(next(area for area in memory_map.areas(tracee.pid) if area.name == "[vdso]"))
+    tracee.step_from(next(area for area in process_memory.areas(tracee.pid) if area.name == "[vdso]"))
     signals = _handled_signals(tracee.pid)
-    flags = memory_map.PRIVATE | memory_map.ANONYMOUS
+    flags = process_memory.PRIVATE | process_memory.ANONYMOUS
     room = tracee.call(
-        MMAP, 0, 3 * memory_map.PAGE, memory_map.READ | memory_map.WRITE | memory_map.EXECUTE, flags, -1, 0
+        MMAP,
+        0,
+        3 * process_memory.PAGE,
+        process_memory.READ | process_memory.WRITE | process_memory.EXECUTE,
+        flags,
+        -1,
+        0,
     )
-    results = room + 2 * memory_map.PAGE
+    results = room + 2 * process_memory.PAGE
     calls: list[Call] = [
         *((GETITIMER, timer, results + 32 * timer) for timer in range(TIMERS)),
         (PRCTL, PR_GET_TID_ADDRESS, results + 96, 0, 0, 0),
@@ -333,9 +339,9 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     ]
     try:
         *_, heap_end = tracee.run(calls, room)
-        data = os.pread(tracee.memory, memory_map.PAGE, results)
+        data = os.pread(tracee.memory, process_memory.PAGE, results)
     finally:
-        tracee.call(MUNMAP, room, 3 * memory_map.PAGE)
+        tracee.call(MUNMAP, room, 3 * process_memory.PAGE)
     if any(data[: 32 * TIMERS]):
         raise CannotDump("it has a timer set")
     tid_address, head, length = struct.unpack_from("=QQQ", data, 96)

@@ -33,15 +33,15 @@ from ramify.sandboxes.agent.checkpointing.process_dump import (
     OpenFile,
     identity,
 )
-from ramify.sandboxes.linux import kernel, memory_map, resource_limits
-from ramify.sandboxes.linux.memory_map import Area
+from ramify.sandboxes.linux import kernel, process_memory, resource_limits
+from ramify.sandboxes.linux.process_memory import Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
 
 CLOSE, MREMAP, FCNTL, SET_TID_ADDRESS, OPENAT, SET_ROBUST_LIST, RSEQ = 3, 25, 72, 218, 257, 273, 334
 MAY_MOVE_FIXED = 3
 AT_FDCWD = -100
 PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 15, 35, 14
-EVERYTHING = memory_map.READ | memory_map.WRITE | memory_map.EXECUTE
+EVERYTHING = process_memory.READ | process_memory.WRITE | process_memory.EXECUTE
 FLOCK = struct.Struct("=hh4xqqi4x")  # struct flock
 STACK = struct.Struct("=QI4xQ")  # stack_t
 MM_MAP = struct.Struct("=11QQII")
@@ -205,8 +205,8 @@ def rebuild(tracee: Tracee, image: Image, memory: tuple[int, int], *, shares: bo
     the image share them; else copy them.
     """
     tracee.blocked = ALL_SIGNALS
-    mine = memory_map.areas(tracee.pid)
-    kernels = {area.name: area for area in mine if area.name in memory_map.KERNELS}
+    mine = process_memory.areas(tracee.pid)
+    kernels = {area.name: area for area in mine if area.name in process_memory.KERNELS}
     wanted = {area.name: area for area in image.kernels}
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
         raise CannotRestore("its vDSO has a different size here")
@@ -218,13 +218,13 @@ def rebuild(tracee: Tracee, image: Image, memory: tuple[int, int], *, shares: bo
         len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(pointer_calls))
     )
     taken = [*mine, *image.kernels, *(kept.area for kept in image.areas)]
-    scratch.at = memory_map.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
+    scratch.at = process_memory.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
     tracee.call(
         MMAP,
         scratch.at,
         scratch.size,
         EVERYTHING,
-        memory_map.PRIVATE | memory_map.ANONYMOUS | memory_map.FIXED,
+        process_memory.PRIVATE | process_memory.ANONYMOUS | process_memory.FIXED,
         -1,
         0,
     )
@@ -269,7 +269,7 @@ class _ScratchMemory:
     """Our scratch memory in the new process: the table of calls, and the values that they point to."""
 
     def __init__(self, calls: int, slots: int) -> None:
-        self._slots = -(-(CODE + calls * ENTRY.size) // memory_map.PAGE) * memory_map.PAGE
+        self._slots = -(-(CODE + calls * ENTRY.size) // process_memory.PAGE) * process_memory.PAGE
         self.size = self._slots + slots * SLOT
         self.at = 0
 
@@ -283,7 +283,7 @@ def _unmap_calls(kernels: Mapping[str, Area], wanted: Mapping[str, Area], scratc
     for area in kernels.values():
         yield (MREMAP, area.start, area.size, area.size, MAY_MOVE_FIXED, at)
         at += area.size
-    yield (MUNMAP, memory_map.PAGE, scratch.at - memory_map.PAGE)
+    yield (MUNMAP, process_memory.PAGE, scratch.at - process_memory.PAGE)
     yield (MUNMAP, at, TOP - at)
     for name, area in kernels.items():
         yield (MREMAP, aside, area.size, area.size, MAY_MOVE_FIXED, wanted[name].start)
@@ -297,9 +297,9 @@ def _map_calls(image: Image, files: Mapping[str, int], *, shares: bool) -> Itera
         area, source, offset = kept.area, -1, 0
         flags = area.flags
         if kept.below >= 0 and shares:
-            flags, source, offset = flags & ~memory_map.ANONYMOUS, base, kept.below
+            flags, source, offset = flags & ~process_memory.ANONYMOUS, base, kept.below
         elif kept.mapped and shares:
-            flags, source, offset = flags & ~memory_map.ANONYMOUS, pages, kept.at
+            flags, source, offset = flags & ~process_memory.ANONYMOUS, pages, kept.at
         elif area.file:
             source, offset = files[area.file], area.offset
         yield (MMAP, area.start, area.size, area.protection, flags, source, offset)

@@ -1,7 +1,7 @@
 """The default backend: a fork is a mount, a seal is a rename. Worlds are in `world.py`.
 
 The mount server mounts a world's tree before the world has any process; the world's agent starts with the first
-request. Trees over a snapshot that is forked repeatedly are mounted in advance (warm_pool.py).
+request. Trees over a snapshot that is forked repeatedly are mounted in advance (place.py).
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
-from ramify.sandboxes.backends.namespaces.place import Place
+from ramify.sandboxes.backends.namespaces.place import Place, WarmPool
 from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, PreparedPlaces
-from ramify.sandboxes.backends.namespaces.warm_pool import WarmPool
 from ramify.sandboxes.backends.namespaces.world import NamespaceWorld, mount_trees
 from ramify.sandboxes.capabilities import Feature
-from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import KeptReady, World, WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker, Slots
 from ramify.sandboxes.errors import WorldStartFailed, explain_file_limit
+from ramify.sandboxes.host import criu
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.fork_server_client import ForkServerClient

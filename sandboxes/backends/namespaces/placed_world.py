@@ -17,14 +17,13 @@ from ramify.sandboxes.agent.messages import Adopt, Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
 from ramify.sandboxes.backends.namespaces.place import Place
 from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, Places, frozen, waiting
-from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
-from ramify.sandboxes.host.world_lifecycle import GROUNDS, WorldResources
+from ramify.sandboxes.host.world_lifecycle import GROUNDS, BaseImages, WorldResources
 
 MOST_CLEARING = 2  # places that a world has left and that are not cleared yet
 CLEAR_AFTER_S = 0.01  # so that the first command of the next life goes first

@@ -21,15 +21,14 @@ from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent import host_overlays
 from ramify.sandboxes.agent.messages import Start
 from ramify.sandboxes.backends.namespaces.home_overlay import SideOverlay
-from ramify.sandboxes.backends.namespaces.place import Place
-from ramify.sandboxes.backends.namespaces.warm_pool import identity_of, make_folders
+from ramify.sandboxes.backends.namespaces.place import Place, identity_of, make_folders
 from ramify.sandboxes.contract import KeptReady, WorldSpec
 from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.host.world_lifecycle import RecentBlobs
-from ramify.sandboxes.linux.memory import available_bytes
 from ramify.sandboxes.linux.mount_table import MountWatch
+from ramify.sandboxes.linux.process_memory import available_bytes
 
 OF_A_KIND, WARM, KINDS = 2, 1, 3
 """Places that wait at most: of a kind for which no more forks are foreseen, of a warm snapshot, and kinds."""

@@ -22,19 +22,24 @@ from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
 from ramify.sandboxes.agent.mount_view import PRIVATE
-from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
-from ramify.sandboxes.backends.namespaces.image_users import ImageUser, image_user
+from ramify.sandboxes.backends.namespaces.home_overlay import (
+    HomeOverlays,
+    ImageUser,
+    SideOverlay,
+    bash_of_image,
+    image_user,
+)
 from ramify.sandboxes.backends.namespaces.place import Place
 from ramify.sandboxes.backends.namespaces.placed_world import PlacedWorld
 from ramify.sandboxes.backends.namespaces.prepared_places import Places
-from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.egress.settings import environment
 from ramify.sandboxes.errors import SandboxError
+from ramify.sandboxes.host import criu
 from ramify.sandboxes.host.agent_link import LazyAgentLink
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
-from ramify.sandboxes.host.port_client import PortClient
+from ramify.sandboxes.host.ports import PortClient
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from ramify.serving.gateway.engines.constraint_budget import SHAPES, TOO_COSTLY, has_shape
+from ramify.serving.gateway.engines.constraint_checks import SHAPES, TOO_COSTLY, has_shape
 from ramify.serving.gateway.errors import ApiError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSam
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.records.calls import Call
 from ramify.serving.policy.cost_model import aggregate_engines, before_token_s
-from ramify.serving.policy.refusal_probe import RefusalProbe
+from ramify.serving.policy.refusals import RefusalProbe
 from ramify.serving.policy.types import Capacity, Needs, RequestId, RequestView
 from ramify.serving.protocol.agent_hints import HintDialect
 

@@ -24,11 +24,9 @@ from ramify.serving.gateway.dialects import (
     usage_of,
 )
 from ramify.serving.gateway.errors import ApiError
-from ramify.serving.gateway.formats.chat_message import MessageOfChat, error_type
-from ramify.serving.gateway.formats.chat_response import ResponseOfChat
 from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
-from ramify.serving.gateway.formats.messages_request import chat_of_messages
-from ramify.serving.gateway.formats.response_request import chat_of_response
+from ramify.serving.gateway.formats.messages import MessageOfChat, chat_of_messages, error_type
+from ramify.serving.gateway.formats.responses import ResponseOfChat, chat_of_response
 from ramify.serving.protocol import wire
 
 Json = Mapping[str, object]

@@ -28,13 +28,12 @@ from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Repli
 from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
 from ramify.serving.gateway.errors import STOPPING, Aborted, ApiError, bad_request
 from ramify.serving.gateway.formats.apis import APIS, MESSAGES, errors_at
-from ramify.serving.gateway.formats.messages_request import chat_of_messages
+from ramify.serving.gateway.formats.messages import chat_of_messages
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.endpoint import Endpoint
 from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, refusal_response
 from ramify.serving.gateway.records import metrics
-from ramify.serving.gateway.records.call_records import Records
-from ramify.serving.gateway.records.clients import owned_name
+from ramify.serving.gateway.records.call_records import Records, owned_name
 from ramify.serving.policy.registry import make_live_policy
 from ramify.serving.policy.types import Policy
 from ramify.serving.protocol import wire

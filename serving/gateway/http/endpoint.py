@@ -30,8 +30,12 @@ from ramify.serving.gateway.dialects import (
     usage_of,
     was_cut,
 )
-from ramify.serving.gateway.engines.constraint_budget import check_cost
-from ramify.serving.gateway.engines.constraint_checks import check_constraints, constraint_field, requires_tool_call
+from ramify.serving.gateway.engines.constraint_checks import (
+    check_constraints,
+    check_cost,
+    constraint_field,
+    requires_tool_call,
+)
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, limited
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -47,7 +51,7 @@ from ramify.serving.gateway.errors import (
     infeasible,
 )
 from ramify.serving.gateway.formats.apis import AnswerFormat, Api, ChunkFormat, at_engine
-from ramify.serving.gateway.formats.field_values import check_prompt_length
+from ramify.serving.gateway.formats.llama_cpp_request import check_prompt_length
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import (
     ClientResponse,
@@ -59,8 +63,8 @@ from ramify.serving.gateway.http.exchange import (
     tags_of,
     traced,
 )
+from ramify.serving.gateway.records.call_records import told
 from ramify.serving.gateway.records.calls import Call, Outcome
-from ramify.serving.gateway.records.clients import told
 from ramify.serving.pacing import PacedDelivery, tokens_to_read
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire

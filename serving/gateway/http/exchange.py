@@ -18,9 +18,9 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
 from ramify.serving.gateway.errors import STOPPING, ApiError, bad_request
 from ramify.serving.gateway.formats.apis import ErrorFormat
-from ramify.serving.gateway.formats.field_values import check_characters
-from ramify.serving.gateway.records.clients import owned
-from ramify.serving.gateway.request_bodies import BODY_S, UnfinishedBodies
+from ramify.serving.gateway.formats.llama_cpp_request import check_characters
+from ramify.serving.gateway.gateway import BODY_S, UnfinishedBodies
+from ramify.serving.gateway.records.call_records import owned
 from ramify.serving.protocol.agent_hints import read_hints, with_hints
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from ramify.serving.errors import AnalyzerDown, BadFrame
 from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.records.call_records import belongs, told
 from ramify.serving.gateway.records.calls import Call
-from ramify.serving.gateway.records.clients import belongs, told
 from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound
 from ramify.serving.lengths.client import AnalyzerClient
 from ramify.serving.lengths.learner import BinCoverage

@@ -14,16 +14,17 @@ from math import inf
 import numpy as np
 
 from ramify.serving.policy.andes.packing import (
+    Columns,
     Loss,
     Objective,
     Packed,
+    Readers,
     Refiner,
     batch_sizes,
     best_packing,
     gains,
     pack,
 )
-from ramify.serving.policy.andes.readers import Columns, Readers
 from ramify.serving.policy.types import Capacity, Finished, Load, RequestId, RequestView, Verdict, View
 
 _GROWTH = 32  # tokens of KV kept free for the next tokens of a request that starts

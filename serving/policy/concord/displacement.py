@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ramify.serving.policy.concord.job import NEVER, Job
-from ramify.serving.policy.concord.sorted_jobs import RunningJobs
+from ramify.serving.policy.concord.jobs import NEVER, Job, RunningJobs
 from ramify.serving.policy.cost_model import prefill_s
 from ramify.serving.policy.types import Capacity, RequestId, State
 

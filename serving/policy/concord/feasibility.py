@@ -20,9 +20,8 @@ from math import isfinite
 from sys import float_info
 from typing import NamedTuple
 
-from ramify.serving.policy.concord.job import NEVER, Job
 from ramify.serving.policy.concord.job_index import DeadlineColumns, SloColumns
-from ramify.serving.policy.concord.sorted_jobs import RunningDue
+from ramify.serving.policy.concord.jobs import NEVER, Job, RunningDue
 from ramify.serving.policy.types import RequestId
 
 _DENSEST = float_info.max  # stands for the least density kept where nothing is kept

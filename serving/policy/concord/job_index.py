@@ -14,8 +14,7 @@ from itertools import compress
 from operator import attrgetter, is_not
 from typing import NamedTuple
 
-from ramify.serving.policy.concord.job import NEVER, Job, JobFactory
-from ramify.serving.policy.concord.sorted_jobs import RunningJobs, SortedColumns
+from ramify.serving.policy.concord.jobs import NEVER, Job, JobFactory, RunningJobs, SortedColumns
 from ramify.serving.policy.cost_model import Goodput, LengthPrior, pace_of
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, State, View
 

@@ -33,10 +33,10 @@ from math import exp
 
 from ramify.serving.policy.concord.displacement import Displacement, plan_displacement
 from ramify.serving.policy.concord.feasibility import Reserve, StartForecast, feasible_set, fits, forecast_starts
-from ramify.serving.policy.concord.job import NEVER, Job
 from ramify.serving.policy.concord.job_index import JobIndex
+from ramify.serving.policy.concord.jobs import NEVER, Job
 from ramify.serving.policy.concord.options import ConcordOptions
-from ramify.serving.policy.limits import not_admitted
+from ramify.serving.policy.refusals import not_admitted
 from ramify.serving.policy.types import (
     Capacity,
     Finished,

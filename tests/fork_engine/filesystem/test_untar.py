@@ -11,7 +11,7 @@ import pytest
 
 from ramify.fork_engine.errors import ImageError
 from ramify.fork_engine.filesystem.untar import MAX_HEADER, unpack, unpack_layer
-from ramify.images.archive import is_archive
+from ramify.images.local_images import is_archive
 
 
 def block(name: str, kind: bytes, size: int = 0, data: bytes = b"") -> bytes:

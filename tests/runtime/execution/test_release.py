@@ -14,7 +14,7 @@ from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.testing import ScriptedModel
-from ramify.serving.vllm_plugin.gateway_messages import GatewayMessages, Release
+from ramify.serving.vllm_plugin.messages_and_reports import GatewayMessages, Release
 
 
 async def test_engines_hear_of_released_branches_and_then_of_the_end(home: Path, tmp_path: Path) -> None:

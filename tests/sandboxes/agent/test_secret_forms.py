@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from ramify.sandboxes.agent.secret_forms import SecretForms
+from ramify.sandboxes.agent.shell_snapshot import SecretForms
 
 TOKEN = b"hunter2-9f31c07ae5b8"
 KEY = b"-----BEGIN KEY-----\nMIIEpAIBAAKCAQEA7x\nq9Tn2LwvB81mZr0sPd\n-----END KEY-----\n"

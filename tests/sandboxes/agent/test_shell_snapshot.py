@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.sandboxes.agent import shell_report
-from ramify.sandboxes.agent.shell_report import Report, words
+from ramify.sandboxes.agent import shell
+from ramify.sandboxes.agent.shell import Report, words
 from ramify.sandboxes.agent.shell_snapshot import BASH_MANAGED, ShellSnapshot, environment_without, quoted
 from tests.samples import sample
 
@@ -29,7 +29,7 @@ def bash(script: bytes, cwd: Path | None = None, **env: str) -> bytes:
 
 def told(script: bytes, cwd: Path | None = None, **env: str) -> Report:
     """What bash reports after `script`."""
-    report = f"\n{{ {shell_report.TRAPS}; {shell_report.REPORT}; }} >&9 2>/dev/null\n".encode()
+    report = f"\n{{ {shell.TRAPS}; {shell.REPORT}; }} >&9 2>/dev/null\n".encode()
     done = bash(b"exec 9>&1 >/dev/null 2>/dev/null\n" + script + report, cwd, **env)
     return Report.parse(done + b"\0RLIMIT_CORE 0 0\n")
 

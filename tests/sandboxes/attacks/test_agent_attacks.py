@@ -15,8 +15,7 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.shell import CONTROL
-from ramify.sandboxes.agent.shell_report import VARIABLE
+from ramify.sandboxes.agent.shell import CONTROL, VARIABLE
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed

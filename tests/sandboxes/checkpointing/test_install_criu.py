@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.checkpointing.install_criu import InstallFailed, command
+from ramify.sandboxes.host.criu import InstallFailed, working_command
 
 ANSWERS = """#!/bin/sh
 case "$4" in
@@ -29,21 +29,21 @@ def unpacked(folder: Path, version: str, complaint: str = "") -> Path:
 
 @pytest.mark.parametrize("version", ["4.1.1", "4.0", "10.2"])
 def test_criu_4_is_accepted(tmp_path: Path, version: str) -> None:
-    words = command(unpacked(tmp_path, version))
+    words = working_command(unpacked(tmp_path, version))
     assert words[-1] == str(tmp_path / "usr/sbin/criu") and all(Path(word).exists() for word in words[:1] + words[2:])
 
 
 @pytest.mark.parametrize("version", ["3.17.1", "", "unknown"])
 def test_older_criu_is_refused(tmp_path: Path, version: str) -> None:
     with pytest.raises(InstallFailed, match=f"'Version: ?{version}': CRIU 4 or later is needed"):
-        command(unpacked(tmp_path, version))
+        working_command(unpacked(tmp_path, version))
 
 
 def test_criu_that_does_not_work_here_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InstallFailed, match="criu check says: no such luck"):
-        command(unpacked(tmp_path, "4.1", "no such luck"))
+        working_command(unpacked(tmp_path, "4.1", "no such luck"))
 
 
 def test_a_folder_without_criu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InstallFailed, match="contain no criu"):
-        command(tmp_path)
+        working_command(tmp_path)

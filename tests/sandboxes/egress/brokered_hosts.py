@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ramify.sandboxes.egress.resolver import FixedResolver
+from ramify.sandboxes.egress.hosts import FixedResolver
 from ramify.sandboxes.egress.settings import Egress
 from tests.sandboxes.egress.conftest import Brokered, Server
 

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ramify.sandboxes.egress.addresses import is_own, why_not_public
+from ramify.sandboxes.egress.hosts import is_own, why_not_public
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import socket
 import pytest
 
 from ramify.sandboxes.egress import broker as brokers
-from ramify.sandboxes.egress import flows, http_proxy
+from ramify.sandboxes.egress import connections, http_proxy
 from ramify.sandboxes.egress.connection_log import Outcome
-from ramify.sandboxes.egress.resolver import FixedResolver
+from ramify.sandboxes.egress.hosts import FixedResolver
 from ramify.sandboxes.egress.settings import Egress
 from tests.sandboxes.egress.brokered_hosts import local, log, names, open_files
 from tests.sandboxes.egress.conftest import PATIENCE, Server, Start, ok
@@ -294,7 +294,7 @@ async def test_connections_that_say_nothing_end(
 async def test_connections_that_stop_are_cut(start: Start, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.hold = asyncio.Event()
     monkeypatch.setattr(http_proxy, "IDLE_S", 0.1)
-    monkeypatch.setattr(flows.Flow.relay, "__defaults__", (0.1,))
+    monkeypatch.setattr(connections.Flow.relay, "__defaults__", (0.1,))
     made = await start(local(server))
     tunnel = b"CONNECT ok.test:%d HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n" % server.port
     for said in (tunnel, b"GET http://ok.test:%d/ HTTP/1.1\r\n\r\n" % server.port):

@@ -9,7 +9,7 @@ import pytest
 
 from ramify.sandboxes.egress.broker import EgressBroker, Slots
 from ramify.sandboxes.egress.errors import PortTaken
-from ramify.sandboxes.egress.resolver import FixedResolver
+from ramify.sandboxes.egress.hosts import FixedResolver
 from ramify.sandboxes.egress.settings import PORT, Egress
 from tests.sandboxes.egress.brokered_hosts import local, log
 from tests.sandboxes.egress.conftest import Server, Start

@@ -7,8 +7,7 @@ import ssl
 
 import pytest
 
-from ramify.sandboxes.egress.credentials import Header
-from ramify.sandboxes.egress.settings import Egress
+from ramify.sandboxes.egress.settings import Egress, Header
 from tests.sandboxes.egress.brokered_hosts import SECRET, local
 from tests.sandboxes.egress.conftest import Authority, Server, Start, ok
 

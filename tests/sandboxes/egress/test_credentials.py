@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.sandboxes.egress.credentials import Credentials, Header
 from ramify.sandboxes.egress.errors import BadCredential, BadEntry, Refused
-from ramify.sandboxes.egress.settings import PORT, Egress
-from ramify.sandboxes.egress.targets import read_target
+from ramify.sandboxes.egress.hosts import read_target
+from ramify.sandboxes.egress.settings import PORT, Credentials, Egress, Header
 
 SECRET = "Bearer sk-1234567890"
 

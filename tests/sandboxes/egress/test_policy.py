@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ramify.sandboxes.egress.errors import BadEntry, Refused
-from ramify.sandboxes.egress.policy import EgressPolicy
-from ramify.sandboxes.egress.targets import read_target
+from ramify.sandboxes.egress.hosts import read_target
+from ramify.sandboxes.egress.settings import EgressPolicy
 
 
 def allows(entries: list[str], target: str) -> bool:

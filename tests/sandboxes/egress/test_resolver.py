@@ -8,9 +8,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from ramify.sandboxes.egress import resolver
+from ramify.sandboxes.egress import hosts
 from ramify.sandboxes.egress.errors import Unreachable
-from ramify.sandboxes.egress.resolver import SystemResolver
+from ramify.sandboxes.egress.hosts import SystemResolver
 
 
 async def test_names_of_the_hosts_file() -> None:
@@ -28,14 +28,14 @@ async def test_look_ups_that_hang_hold_no_thread_of_the_event_loop(monkeypatch: 
     def hang(name: str) -> None:
         go.wait(60)
 
-    monkeypatch.setattr(resolver, "addresses_of", hang)
-    monkeypatch.setattr(resolver, "LONGEST_S", 0.2)
+    monkeypatch.setattr(hosts, "addresses_of", hang)
+    monkeypatch.setattr(hosts, "LONGEST_S", 0.2)
     asked = SystemResolver()
     before = threading.active_count()
     try:
         found = await asyncio.gather(*(asked(f"{number}.test") for number in range(100)), return_exceptions=True)
         assert all(isinstance(one, Unreachable) and "not resolved within" in one.why for one in found)
-        assert threading.active_count() - before <= resolver.AT_ONCE
+        assert threading.active_count() - before <= hosts.AT_ONCE
         assert await asyncio.to_thread(lambda: 1) == 1
     finally:
         go.set()

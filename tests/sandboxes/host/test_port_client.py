@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ramify.sandboxes.agent.listeners import OPENED, Listeners
+from ramify.sandboxes.agent.ports import OPENED, Listeners
 from ramify.sandboxes.egress.errors import PortTaken
-from ramify.sandboxes.host.port_client import PortClient
+from ramify.sandboxes.host.ports import PortClient
 from tests.open_files import SOCKETS, left_open, open_files
 
 

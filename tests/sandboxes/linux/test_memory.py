@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.linux.memory import available_bytes
+from ramify.sandboxes.linux.process_memory import available_bytes
 
 
 @pytest.fixture

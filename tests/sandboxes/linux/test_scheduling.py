@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from ramify.sandboxes.linux.scheduling import SCHEDULED_AS_ITS_PARENT, Scheduling
+from ramify.sandboxes.linux.resource_limits import SCHEDULED_AS_ITS_PARENT, Scheduling
 
 PROGRAM = """
 import sys
-from ramify.sandboxes.linux.scheduling import Scheduling
+from ramify.sandboxes.linux.resource_limits import Scheduling
 Scheduling(*eval(sys.argv[1])).apply()
 print(flush=True)
 sys.stdin.read()
@@ -42,7 +42,7 @@ def test_what_differs_is_recorded_and_set_again() -> None:
 
 REAL_TIME = """
 import os, subprocess, sys
-from ramify.sandboxes.linux.scheduling import Scheduling
+from ramify.sandboxes.linux.resource_limits import Scheduling
 try:
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 except PermissionError:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.sandboxes.linux import bpf, seccomp
+from ramify.sandboxes.linux import seccomp
 from ramify.sandboxes.linux.syscalls import ARCHITECTURES, LAST
 
 MACHINES = sorted(ARCHITECTURES)
@@ -17,20 +17,20 @@ LOOKED_INTO = {"ioctl", "socket", "clone", "unshare"}
 
 
 def verdict(program: bytes, number: int, arguments: tuple[int, ...] = (), audit: int | None = None) -> int:
-    """What the kernel would do: an interpreter of the instructions of `bpf`."""
+    """What the kernel would do: an interpreter of the instructions of `Assembler`."""
     assert audit is not None
     data = struct.pack("=IIQ6Q", number, audit, 0, *(arguments + (0,) * 6)[:6])
-    lines = list(bpf.INSTRUCTION.iter_unpack(program))
+    lines = list(seccomp.INSTRUCTION.iter_unpack(program))
     at, loaded = 0, 0
     while True:
         code, true, false, k = lines[at]
         at += 1
-        if code == bpf.LOAD:
+        if code == seccomp.LOAD:
             (loaded,) = struct.unpack_from("=I", data, k)
-        elif code == bpf.RETURN:
+        elif code == seccomp.RETURN:
             return int(k)
         else:
-            holds = {bpf.EQUAL: loaded == k, bpf.GREATER: loaded > k, bpf.ANY_BIT: bool(loaded & k)}[code]
+            holds = {seccomp.EQUAL: loaded == k, seccomp.GREATER: loaded > k, seccomp.ANY_BIT: bool(loaded & k)}[code]
             at += true if holds else false
 
 
@@ -111,14 +111,14 @@ def test_sockets_of_the_five_families_only(machine: str, family: int) -> None:
 
 
 def test_what_the_assembler_refuses() -> None:
-    backwards = bpf.Assembler()
+    backwards = seccomp.Assembler()
     backwards.label("top")
     backwards.load(0)
-    backwards.jump(bpf.EQUAL, 1, "top")
-    nowhere = bpf.Assembler()
-    nowhere.jump(bpf.EQUAL, 1, "no such place")
-    far = bpf.Assembler()
-    far.jump(bpf.EQUAL, 1, "end")
+    backwards.jump(seccomp.EQUAL, 1, "top")
+    nowhere = seccomp.Assembler()
+    nowhere.jump(seccomp.EQUAL, 1, "no such place")
+    far = seccomp.Assembler()
+    far.jump(seccomp.EQUAL, 1, "end")
     for _ in range(256):
         far.load(0)
     far.answer(0, "end")
@@ -127,7 +127,7 @@ def test_what_the_assembler_refuses() -> None:
             code.assemble()
     far.instructions.pop(1)
     far.labels["end"] -= 1
-    assert len(far.assemble()) == 257 * bpf.INSTRUCTION.size
+    assert len(far.assemble()) == 257 * seccomp.INSTRUCTION.size
     with pytest.raises(ValueError, match="used twice"):
         backwards.label("top")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.linux import memory_map, ptrace
-from ramify.sandboxes.linux.memory_map import PAGE
+from ramify.sandboxes.linux import process_memory, ptrace
+from ramify.sandboxes.linux.live_state import WriteTracker
+from ramify.sandboxes.linux.process_memory import PAGE
 from ramify.sandboxes.linux.ptrace import Tracee
-from ramify.sandboxes.linux.write_tracking import WriteTracker
 
 pytestmark = pytest.mark.skipif(ptrace.why_not() != "", reason=ptrace.why_not())
 
@@ -91,7 +91,7 @@ class Program:
                 tracee.interrupt()
                 before, blocked = tracee.registers, tracee.blocked
                 tracee.blocked = (1 << 64) - 1
-                tracee.step_from(next(a for a in memory_map.areas(tracee.pid) if a.name == "[vdso]"))
+                tracee.step_from(next(a for a in process_memory.areas(tracee.pid) if a.name == "[vdso]"))
                 yield tracee, pagemap
                 tracee.registers = ptrace.restart_interrupted_call(before)
                 tracee.blocked = blocked
@@ -108,7 +108,7 @@ class Program:
         with self.standing() as (tracee, pagemap):
             ranges = [
                 (area.start, area.end)
-                for area in memory_map.areas(tracee.pid)
+                for area in process_memory.areas(tracee.pid)
                 if area.start < self.at + PAGES * PAGE and area.end > self.at
             ]
             tracker = WriteTracker.begin(tracee, pagemap, ranges)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.serving.engine.gguf_vocabulary import longest_token
+from ramify.serving.engine.gguf_files import longest_token
 
 
 def text(said: str) -> bytes:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from ramify.serving.engine import vllm
-from ramify.serving.engine.gguf_conversion import hugging_face_folder
+from ramify.serving.engine.gguf_files import hugging_face_folder
 from ramify.serving.engine.vllm import PYTHON_VARIABLE, VllmEngine
 from ramify.serving.errors import EngineFailed
 

@@ -27,8 +27,7 @@ from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings, Placement, check_devices, check_replicas
 from ramify.serving.policy.types import RequestId
 from ramify.serving.protocol.tags import SLOTags
-from ramify.serving.scaling.key_stages import host_memory
-from ramify.serving.scaling.types import Scaling
+from ramify.serving.scaling.pools import Scaling, host_memory
 from ramify.serving.types import ChatRequest, user
 
 GB = 1 << 30

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.gateway import UnfinishedBodies
 from ramify.serving.gateway.http.exchange import LARGE_BODY, body_of
-from ramify.serving.gateway.request_bodies import UnfinishedBodies
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import random
 
-from ramify.serving.matching.orders import Fifo, RandomOrder, Srsf
-from ramify.serving.matching.scarcity import ScarcityPriced
-from ramify.serving.matching.tiers import FEWEST, TierMatching
-from ramify.serving.matching.types import Group, JobId, Request
+from ramify.serving.matching import (
+    FEWEST,
+    Fifo,
+    Group,
+    JobId,
+    RandomOrder,
+    Request,
+    ScarcityPriced,
+    Srsf,
+    TierMatching,
+)
 
 A, B = Group("a"), Group("b")
 ALL, BOTH = frozenset({A}), frozenset({A, B})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.serving.matching.types import Atom, Group, JobId, Request
-from ramify.serving.matching.venn import Venn, allocate
+from ramify.serving.matching import Atom, Group, JobId, Request, Venn, allocate
 
 A, B, C = (Group(name) for name in "abc")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.refusal_probe import RefusalProbe
+from ramify.serving.policy.refusals import RefusalProbe
 
 
 def test_a_call_within_the_usual_factor_is_always_admitted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.scaling.key_stages import KeyStages, WarmReplica, to_end
+from ramify.serving.scaling.pools import KeyStages, WarmReplica, to_end
 
 
 def test_a_key_stage_is_remembered_for_a_while() -> None:

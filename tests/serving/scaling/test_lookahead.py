@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ramify.serving.errors import BadPool, NoRoom
 from ramify.serving.policy.types import StageEstimate
 from ramify.serving.scaling.lookahead import LiveWorkflow, Lookahead, PlannedStage, future_calls, planned
-from ramify.serving.scaling.types import FutureCalls, PoolLimits, PoolLoad
+from ramify.serving.scaling.pools import FutureCalls, PoolLimits, PoolLoad
 
 LIMITS = PoolLimits(1, 16, start_s=2.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.serving.scaling.observation import Observation
+from ramify.serving.scaling.pools import Observation
 
 
 def test_rate_and_cv_of_the_window() -> None:

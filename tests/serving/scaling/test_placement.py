@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.errors import BadPool, NoRoom
-from ramify.serving.scaling.placement import Placer, Server, dense, divergence, spread
-from ramify.serving.scaling.quart import Quart
-from ramify.serving.scaling.types import PoolLimits, PoolLoad
+from ramify.serving.scaling.pools import PoolLimits, PoolLoad
+from ramify.serving.scaling.quart import Placer, Quart, Server, dense, divergence, spread
 
 SERVERS = st.lists(st.builds(Server, free=st.integers(0, 6), key=st.integers(0, 3)), min_size=1, max_size=5)
 

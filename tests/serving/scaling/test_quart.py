@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ramify.serving.scaling.pools import PoolLimits, PoolLoad
 from ramify.serving.scaling.quart import CpuProfile, Quart
-from ramify.serving.scaling.types import PoolLimits, PoolLoad
 
 LIMITS = PoolLimits(1, 10, start_s=2.0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.serving.policy.types import StepModel
-from ramify.serving.vllm_plugin.calibration import StepCalibrator
+from ramify.serving.vllm_plugin.engine_views import StepCalibrator
 
 
 class Steps:

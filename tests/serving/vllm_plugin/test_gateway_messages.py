@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from ramify.serving.protocol.length_sketch import LEVELS
-from ramify.serving.vllm_plugin.gateway_messages import GatewayMessages, NewSketch, Release
+from ramify.serving.vllm_plugin.messages_and_reports import GatewayMessages, NewSketch, Release
 
 
 def test_messages_arrive_by_the_socket(tmp_path: Path) -> None:

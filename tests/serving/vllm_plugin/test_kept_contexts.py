@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ramify.serving.policy.kv_retention import CostAware, IdleContext, Room
-from ramify.serving.vllm_plugin.gateway_messages import GatewayMessages
+from ramify.serving.vllm_plugin.messages_and_reports import GatewayMessages
 
 pytestmark = pytest.mark.vllm
 

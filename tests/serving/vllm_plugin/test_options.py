@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ramify.serving.errors import BadOptions
 from ramify.serving.policy.types import StepModel
-from ramify.serving.vllm_plugin.errors import BadOptions
 from ramify.serving.vllm_plugin.options import PluginOptions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ramify.serving.vllm_plugin.reports import SchedulerTotals, TotalsReport
+from ramify.serving.vllm_plugin.messages_and_reports import SchedulerTotals, TotalsReport
 
 
 def test_totals_of_preemptions_and_pauses_add_up(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass, State
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
-from ramify.serving.vllm_plugin.request_views import RequestViews
+from ramify.serving.vllm_plugin.engine_views import RequestViews
 
 
 class Fake(SimpleNamespace):

@@ -283,8 +283,8 @@ def test_a_verdicts_budget_bounds_the_prompt_tokens_of_a_step(engine: Make) -> N
 
 
 def test_an_unknown_version_and_unknown_options_stop_the_start(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramify.serving.errors import BadOptions, UnsupportedVllm
     from ramify.serving.vllm_plugin import scheduler
-    from ramify.serving.vllm_plugin.errors import BadOptions, UnsupportedVllm
 
     with pytest.raises(BadOptions, match="polcy: no such option"):
         engine(concord={"polcy": "concord"})

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.serving.errors import UnsupportedVllm
 from ramify.serving.protocol.wire import refusal_from_line, refusal_to_line
-from ramify.serving.vllm_plugin.errors import UnsupportedVllm
 from ramify.serving.vllm_plugin.version_adapters import adapter_for
 
 

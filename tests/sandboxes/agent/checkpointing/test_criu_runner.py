@@ -13,9 +13,9 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.agent.checkpointing import criu_runner
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.host import criu
 
 Out = Callable[[World, str], Awaitable[str]]
 Until = Callable[[World, str], Awaitable[None]]

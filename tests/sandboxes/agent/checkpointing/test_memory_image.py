@@ -19,7 +19,7 @@ from ramify.sandboxes.agent.checkpointing.memory_image import (
     _without_holes,
     places,
 )
-from ramify.sandboxes.linux.memory_map import PAGE, Area
+from ramify.sandboxes.linux.process_memory import PAGE, Area
 
 AT = 1 << 20
 runs = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40))).map(

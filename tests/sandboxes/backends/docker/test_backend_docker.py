@@ -21,7 +21,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends.docker.backend import DockerBackend
 from ramify.sandboxes.backends.docker.engine import SCRATCH
-from ramify.sandboxes.backends.docker.images import HOST, RootFs
+from ramify.sandboxes.backends.docker.host_programs import HOST, RootFs
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import WorldDied, WorldStartFailed
 from ramify.sandboxes.host.scratch import remove_tree

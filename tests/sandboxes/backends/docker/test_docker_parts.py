@@ -18,8 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.sandboxes.agent.container_changes import apply, capture
-from ramify.sandboxes.backends.docker.images import RootFs, write_folder
-from ramify.sandboxes.backends.docker.portable_python import PLACE, is_loader, libraries, make_portable_python
+from ramify.sandboxes.backends.docker.host_programs import (
+    PLACE,
+    RootFs,
+    is_loader,
+    libraries,
+    make_portable_python,
+    write_folder,
+)
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.linux.cgroups import kills_for_memory
 from tests.samples import sample

@@ -13,7 +13,7 @@ from ramify.fork_engine.errors import SnapshotCorrupt
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.backends.namespaces.warm_pool import TREES
+from ramify.sandboxes.backends.namespaces.place import TREES
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.mount_server_client import MountServerClient

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.gateway.engines.constraint_budget import BUDGET, SHAPES, ShapeBudget, check_budget
+from ramify.serving.gateway.engines.constraint_checks import BUDGET, SHAPES, ShapeBudget, check_budget
 from ramify.serving.gateway.engines.constraint_cost import Choice, Cost, Rules
 from ramify.serving.gateway.engines.constraint_parsing import Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica

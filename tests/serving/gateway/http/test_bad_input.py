@@ -18,7 +18,7 @@ from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http import exchange
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.http.slow_clients import MAX_HEAD, SlowClientProtocol
+from ramify.serving.gateway.http.connections import MAX_HEAD, SlowClientProtocol
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.protocol.tags import HEADER
 from ramify.serving.testing import ScriptedModel, ScriptedServer

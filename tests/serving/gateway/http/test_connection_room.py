@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.http.connection_room import ConnectionRoom, Listener
+from ramify.serving.gateway.http.connections import ConnectionRoom, Listener
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from ramify.serving.gateway.http.slow_clients import SlowClientProtocol
+from ramify.serving.gateway.http.connections import SlowClientProtocol
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 

@@ -11,7 +11,7 @@ from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Outcome
 from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.protocol.tags import SLOTags
-from ramify.serving.vllm_plugin.reports import SchedulerTotals
+from ramify.serving.vllm_plugin.messages_and_reports import SchedulerTotals
 
 
 def figures(metrics: Metrics) -> dict[str, float]:

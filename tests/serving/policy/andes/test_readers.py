@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.andes.readers import Readers
+from ramify.serving.policy.andes.packing import Readers
 from ramify.serving.policy.types import RequestView, SloClass, State
 from ramify.serving.qoe import Reading
 from tests.serving.policy.views import NOW, running, view

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.concord.job import Job, JobFactory
+from ramify.serving.policy.concord.jobs import Job, JobFactory
 from ramify.serving.policy.concord.options import ConcordOptions
 from ramify.serving.policy.concord.policy import ClientUse, Concord, with_client_shares
 from ramify.serving.policy.cost_model import LengthPrior
