@@ -9,8 +9,8 @@ from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.stream_lending import StreamLending
 from ramify.serving.policy.types import SloClass, View
+from tests.serving.policy.andes.test_packing import stream
 from tests.serving.policy.andes.test_policy import ahead, behind, engine
-from tests.serving.policy.andes.test_readers import stream
 from tests.serving.policy.views import NOW, running, view
 
 

@@ -19,7 +19,7 @@ from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records.calls import Call
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.testing import ScriptedModel
-from tests.serving.gateway.engines.test_constraint_budget import CONSTANTS, bomb, formatted
+from tests.serving.gateway.engines.test_constraint_checks_budget import CONSTANTS, bomb, formatted
 from tests.serving.gateway.engines.test_supervisor_restarts import Lives
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4}

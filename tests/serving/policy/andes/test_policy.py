@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ramify.serving.policy.andes.policy import Andes, AndesOptions
 from ramify.serving.policy.registry import UnknownPolicy, make_policy
 from ramify.serving.policy.types import Capacity, Load, RequestView, State, StepModel, View
-from tests.serving.policy.andes.test_readers import TIMES, stream
+from tests.serving.policy.andes.test_packing import TIMES, stream
 from tests.serving.policy.views import NOW
 
 STEP = StepModel(base_ms=20, per_prefill_ms=0.1)

@@ -1,4 +1,7 @@
-"""The machine's resolver, asked outside."""
+"""Which addresses a name may lead to.
+
+The machine's resolver, asked outside.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,31 @@ import pytest
 
 from ramify.sandboxes.egress import hosts
 from ramify.sandboxes.egress.errors import Unreachable
-from ramify.sandboxes.egress.hosts import SystemResolver
+from ramify.sandboxes.egress.hosts import SystemResolver, is_own, why_not_public
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1"),
+        *("169.254.169.254", "100.64.0.1", "100.100.100.200", "192.0.0.192", "198.18.0.1", "224.0.0.1", "240.0.0.1"),
+        *("255.255.255.255", "168.63.129.16", "192.0.2.1", "::1", "::", "fe80::1", "fc00::1", "fd00:ec2::254"),
+        *("fec0::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1"),
+        *("64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::", "2001::1", "2001:db8::1", "100::1"),
+    ],
+)
+def test_special_addresses_are_not_public(address: str) -> None:
+    assert why_not_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "151.101.0.223", "172.32.0.1", "2606:4700::1111", "64:ff9b::101:101"])
+def test_public_addresses(address: str) -> None:
+    assert why_not_public(ip_address(address)) == ""
+
+
+def test_addresses_of_this_machine_are_known() -> None:
+    assert is_own(ip_address("127.0.0.1"))
+    assert not is_own(ip_address("1.1.1.1"))
 
 
 async def test_names_of_the_hosts_file() -> None:
