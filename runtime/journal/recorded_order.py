@@ -27,6 +27,11 @@ def is_instead(one: str, other: str) -> bool:
     return here[0] == there[0] and here[1] != there[1]
 
 
+def is_beside(one: str, other: str) -> bool:
+    """Whether, by their keys, the calls are of the same place on the same branch."""
+    return one.split("|")[:2] == other.split("|")[:2]
+
+
 @dataclass(frozen=True)
 class RecordedOrder:
     """failed: the failed rows that stand, by key. was_changed: a change of the code was accepted since the run began,

@@ -75,6 +75,7 @@ class _Place:
     asked: bool = False  # the workflow has called the operation in this process
     over: bool = False  # handed out, given up or left out
     turn: asyncio.Future[None] | None = None  # the operation has its result and waits for its turn
+    hasty: bool = False  # it waits for an effect only as long as for a result
 
 
 class Turns:
@@ -140,14 +141,17 @@ class Turns:
             place.over = True
             self._look_soon()
 
-    async def past_effects(self, concerns: Callable[[str], bool]) -> None:
+    async def past_effects(self, concerns: Callable[[str], bool], *, hasty: bool = False) -> None:
         """Return when the workflow has reached the recorded effects whose keys it `concerns`, or does not come to
-        them any more. What it does before that could be done in place of one of them."""
+        them any more. What it does before that could be done in place of one of them.
+
+        hasty: an effect is waited for no longer than a result, since it may come after what is done now.
+        """
         self._effects = [one for one in self._effects if not one.asked and not one.over]
         found = [one for one in self._effects if one.before is not None and concerns(one.before.key)]
         if not found:
             return
-        last = _Place(set(), seq=found[-1].seq, asked=True)
+        last = _Place(set(), seq=found[-1].seq, asked=True, hasty=hasty)
         self._push(last)
         try:
             await self.take(last)
@@ -323,14 +327,15 @@ class Turns:
     def _may_still_come(self, missing: _Place) -> bool:
         """Whether the workflow may make this call because of a timer, at the age at which it made it before.
 
-        An effect is waited for even if no timer is seen: it may be in a thread. Loops that do not tell (uvloop) count
-        as having timers.
+        An effect is waited for even if no timer is seen: it may be in a thread. That does not hold if all that wait
+        are hasty. Loops that do not tell (uvloop) count as having timers.
         """
         was, age_s = missing.before, time.monotonic() - self._begun
         if was is None or not was.age_s or (left := _SLACK * was.age_s + _LEAST_S - age_s) <= 0:
             return False
         timers = getattr(asyncio.get_running_loop(), "_scheduled", None)
-        may = was.is_effect or timers is None or any(map(self._is_mine, timers))
+        is_required = was.is_effect and not all(one.hasty for one in self._waiting)
+        may = is_required or timers is None or any(map(self._is_mine, timers))
         if may and age_s > _SILENT_S and was.key not in self._noticed:
             self._noticed.add(was.key)
             self._notice(
