@@ -3,7 +3,8 @@
 A replay has the recorded results at once. But a timer, such as that of `asyncio.sleep`, takes as long as before, and
 what was recorded after the call that the timer led to waits for that call. A call that the workflow makes meanwhile
 would be made too early: its own timeout could pass while its recorded result waits. So from the beginning of such a
-timer until it fires, no result comes sooner after that beginning than it did when it was recorded.
+timer, no result comes sooner after that beginning than it did when it was recorded. That ends when the timer has less
+to go than the shortest timeout that the workflow has begun so far; without timeouts nothing is held back.
 
 Which timers led to something, the times tell: a call at the time at which the timer fires, or the end of a call that
 the workflow cancelled, while another call was under way.
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 _GAP_S = 0.03
 """A call follows from a result if it comes within this time after it, and else perhaps from a timer."""
 _EARLY_S, _LATE_S = 0.05, 0.3
-"""A timer led to a call that was made so long before or after the time at which it fires: a call is recorded as soon as it
+"""A timer led to a call that was made so long before or after the time at which it fires: a call is recorded when it
 begins, which may be a little later."""
+_TIMEOUTS = ("asyncio.timeouts", "anyio", "async_timeout")  # modules whose timers cancel what runs too long
+_SPARE = 0.5  # of the shortest timeout: a call that waits for a timer no longer than that has time left
 
 
 class TimerPace:
@@ -43,6 +46,7 @@ class TimerPace:
         self._behind = now - began  # the loop's time minus the recorded time, when the last result was handed out
         self._behind_at: WeakKeyDictionary[asyncio.TimerHandle, float] = WeakKeyDictionary()
         """The same for each timer when it began, but infinite if it led to nothing."""
+        self._shortest_s = float("inf")  # of the timeouts so far
 
     @property
     def matters(self) -> bool:
@@ -55,15 +59,21 @@ class TimerPace:
     def left_s(self, one: Recorded, timers: Iterable[asyncio.TimerHandle], now: float) -> float:
         """Return in how many seconds the result may be handed out. Call it before each, with the timers of the
         workflow: those that are new began after the last one."""
-        left = 0.0
-        for timer in timers:
-            if (behind := self._behind_at.get(timer)) is None:
-                fires = timer.when() - self._behind
-                leads = any(_has(times, fires) for times in self._led_to(timer))
-                behind = self._behind_at[timer] = self._behind if leads else float("inf")
+        pending = [(timer, self._behind_of(timer, now)) for timer in timers]
+        left, enough_s = 0.0, _SPARE * self._shortest_s
+        for timer, behind in pending:
             if one.ended_at + behind < timer.when():
-                left = max(left, one.ended_at + behind - now)
+                left = max(left, min(one.ended_at + behind, timer.when() - enough_s) - now)
         return left
+
+    def _behind_of(self, timer: asyncio.TimerHandle, now: float) -> float:
+        if (behind := self._behind_at.get(timer)) is None:
+            fires, led_to = timer.when() - self._behind, self._led_to(timer)
+            if led_to and led_to[-1] is self._cancels:
+                self._shortest_s = min(self._shortest_s, timer.when() - now)
+            behind = self._behind if any(_has(times, fires) for times in led_to) else float("inf")
+            self._behind_at[timer] = behind
+        return behind
 
     def _is_crossed(self, at: float) -> bool:
         """Whether a call began before that time and ended after it."""
@@ -75,9 +85,10 @@ class TimerPace:
         callback: Callable[..., object] | None = timer._callback  # type: ignore[attr-defined]
         if callback is getattr(asyncio.futures, "_set_result_unless_cancelled", None):
             return [self._calls]  # asyncio.sleep
-        if callback is getattr(asyncio.tasks, "_release_waiter", None) and not _is_wait_for(timer):
-            return [self._calls, self._cancels]  # asyncio.wait
-        return [self._cancels]
+        if callback is getattr(asyncio.tasks, "_release_waiter", None):
+            return [self._cancels] if _is_wait_for(timer) else [self._calls, self._cancels]  # the other: asyncio.wait
+        owner = getattr(callback, "__self__", None)
+        return [self._cancels] if type(owner).__module__.startswith(_TIMEOUTS) else []
 
 
 def _with_result_before(recorded: Sequence[Recorded], began: float) -> Iterable[tuple[Recorded, float]]:

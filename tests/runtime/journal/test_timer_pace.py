@@ -26,28 +26,36 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def timer(loop: asyncio.AbstractEventLoop, at: float, *, sleeps: bool = True) -> asyncio.TimerHandle:
-    return loop.call_at(at, asyncio.futures._set_result_unless_cancelled if sleeps else print)  # type: ignore[attr-defined]
+    """A timer of `asyncio.sleep` or of `asyncio.timeout`."""
+    ends = asyncio.Timeout(None)._on_timeout  # type: ignore[attr-defined]
+    return loop.call_at(at, asyncio.futures._set_result_unless_cancelled if sleeps else ends)  # type: ignore[attr-defined]
 
 
 def test_results_keep_their_distance_from_a_sleep_that_led_to_a_call(loop: asyncio.AbstractEventLoop) -> None:
-    pace, sleeping = TimerPace(RECORDED, 0.0, now=100.0), timer(loop, 110.0)
-    for one in FETCHED:
-        assert pace.left_s(one, [sleeping], now=101.0) == pytest.approx(one.ended_at - 1.0)
-        pace.handed_out(one, now=100.0 + one.ended_at)
-    assert pace.left_s(ACROSS, [sleeping], now=109.0) == 0.0, "it waits for the call that the timer leads to"
-    assert pace.left_s(FETCHED[0], [], now=100.0) == 0.0, "the timer is over"
+    pace, sleeping, now = TimerPace(RECORDED, 0.0, now=100.0), timer(loop, 110.0), 100.0
+    for one, comes in zip(FETCHED, (103.0, 106.0, 108.0), strict=True):
+        limit = timer(loop, now + 4.0, sleeps=False)
+        assert pace.left_s(one, [sleeping, limit], now) == pytest.approx(comes - now)
+        pace.handed_out(one, now := comes)  # the last when the sleep has 2 s to go, which is half of the timeout
+    assert pace.left_s(ACROSS, [sleeping], now) == 0.0, "it waits for the call that the timer leads to"
+
+
+def test_a_workflow_without_timeouts_is_not_slowed_down(loop: asyncio.AbstractEventLoop) -> None:
+    pace = TimerPace(RECORDED, 0.0, now=100.0)
+    assert pace.left_s(FETCHED[0], [timer(loop, 110.0)], now=100.0) == 0.0
 
 
 @pytest.mark.parametrize("at", [3700.0, 107.0])
 def test_a_sleep_that_led_to_no_call_holds_nothing_back(loop: asyncio.AbstractEventLoop, at: float) -> None:
     pace = TimerPace(RECORDED, 0.0, now=100.0)
-    assert pace.left_s(FETCHED[0], [timer(loop, at), timer(loop, 110.0, sleeps=False)], now=100.0) == 0.0
+    assert pace.left_s(FETCHED[0], [timer(loop, at), timer(loop, 104.0, sleeps=False)], now=100.0) == 0.0
 
 
 def test_a_timeout_that_cancelled_a_call_counts(loop: asyncio.AbstractEventLoop) -> None:
     late = Recorded("slow", 4, 0.0, 10.0, cancelled=True)
     pace = TimerPace([*FETCHED, late, ACROSS], 0.0, now=100.0)
-    assert pace.left_s(FETCHED[0], [timer(loop, 110.0, sleeps=False)], now=100.0) == pytest.approx(3.0)
+    limits = [timer(loop, 110.0, sleeps=False), timer(loop, 104.0, sleeps=False)]
+    assert pace.left_s(FETCHED[0], limits, now=100.0) == pytest.approx(3.0)
 
 
 def test_a_workflow_that_does_one_thing_at_a_time_is_not_slowed_down() -> None:
@@ -64,13 +72,14 @@ async def test_a_result_is_handed_out_once_the_timer_that_holds_it_back_is_gone(
             pass
         got.set()
 
-    sleeping = asyncio.create_task(asyncio.sleep(6000))
-    getting = asyncio.create_task(get())
-    for _ in range(200):
-        await asyncio.sleep(0)
-    assert not got.is_set()
-    sleeping.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await sleeping
-    await got.wait()
+    async with asyncio.timeout(3000):
+        sleeping = asyncio.create_task(asyncio.sleep(6000))
+        getting = asyncio.create_task(get())
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert not got.is_set()
+        sleeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sleeping
+        await got.wait()
     await getting
