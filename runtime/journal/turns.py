@@ -75,7 +75,7 @@ class _Place:
     asked: bool = False  # the workflow has called the operation in this process
     over: bool = False  # handed out, given up or left out
     turn: asyncio.Future[None] | None = None  # the operation has its result and waits for its turn
-    hasty: bool = False  # it waits for an effect only as long as for a result
+    hasty: Callable[[str], bool] | None = None  # for these effects it waits only as long as for a result
 
 
 class Turns:
@@ -151,7 +151,7 @@ class Turns:
         found = [one for one in self._effects if one.before is not None and concerns(one.before.key)]
         if not found:
             return
-        last = _Place(set(), seq=found[-1].seq, asked=True, hasty=hasty)
+        last = _Place(set(), seq=found[-1].seq, asked=True, hasty=concerns if hasty else None)
         self._push(last)
         try:
             await self.take(last)
@@ -317,12 +317,21 @@ class Turns:
                 self._patience = missing, again
                 return
             while (first := self._first()) is not None and not first.asked:
+                if first is not missing and self._is_required(first):
+                    break
                 first.over = True
                 if first.result is not None:
                     first.result.over = not first.result.asked
                 if first.before is not None and first.before.is_effect:
                     self.left_out.append(first.before.key)
         self._look_soon()
+
+    def _is_required(self, missing: _Place) -> bool:
+        """Whether it is the place of an effect, and not all that wait are hasty about it."""
+        was = missing.before
+        if was is None or not was.is_effect:
+            return False
+        return not all(one.hasty is not None and one.hasty(was.key) for one in self._waiting)
 
     def _may_still_come(self, missing: _Place) -> bool:
         """Whether the workflow may make this call because of a timer, at the age at which it made it before.
@@ -334,8 +343,7 @@ class Turns:
         if was is None or not was.age_s or (left := _SLACK * was.age_s + _LEAST_S - age_s) <= 0:
             return False
         timers = getattr(asyncio.get_running_loop(), "_scheduled", None)
-        is_required = was.is_effect and not all(one.hasty for one in self._waiting)
-        may = is_required or timers is None or any(map(self._is_mine, timers))
+        may = self._is_required(missing) or timers is None or any(map(self._is_mine, timers))
         if may and age_s > _SILENT_S and was.key not in self._noticed:
             self._noticed.add(was.key)
             self._notice(
