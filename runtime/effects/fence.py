@@ -117,6 +117,7 @@ class Fence:
     once: bool = False  # a branch calls the operation at most once
     was_changed: bool = False  # a change of the code was accepted since the run began
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
+    from_main: bool = False  # the workflow's own function called it, not a task or thread that it started
 
     @property
     def idempotency_key(self) -> str:
@@ -218,7 +219,7 @@ class Fence:
         differ = [name for name in now if not codec.is_same(*(json.dumps(given[name]) for given in (before, now)))]
         if differ and self.defaults.issuperset(differ):
             return f"the defaults of {_listed(differ)} have changed", restore
-        if not differ or not self.once:
+        if not differ or not (self.once or self._is_left_out(effect, shares=len(differ) < len(now))):
             return None
         if self.was_changed:
             return f"the changed code gives {_listed(differ)} another value", restore
@@ -226,11 +227,19 @@ class Fence:
             return None  # a person went back to before it, and knows of it
         return f"the workflow now gives {_listed(differ)} another value", self._depends
 
+    def _is_left_out(self, effect: EffectRecord, *, shares: bool) -> bool:
+        """Whether the call, one of several at its place, is probably this one with other arguments: the workflow does
+        not reach the recorded one now. `shares`: they have some of their arguments in common.
+
+        Otherwise it may be another call, if one of the workflow's tasks makes it. How many tasks are at work at once,
+        and so which calls come first, may depend on the number of processors."""
+        return effect.key in self.journal.turns.left_out and (shares or self.from_main)
+
     @property
     def _depends(self) -> str:
         return (
             "What the workflow does depends on more than its arguments and the results of steps: on a clock, on "
-            "random numbers, or on the order of a set. Let a step return that. "
+            "random numbers, on the number of processors, or on the order of a set. Let a step return that. "
             f"`ramify resume {self.run} --from STATE` goes back to before the call"
         )
 

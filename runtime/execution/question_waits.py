@@ -77,6 +77,10 @@ class QuestionWaits:
         """Call this in the task that will run the workflow function, right before it."""
         self._main = asyncio.current_task()
 
+    def is_main(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether the task is the one that runs the workflow function."""
+        return task is not None and task is self._main
+
     def answer(self, key: str) -> str | None:
         """Return the encoded answer to the question, or None. Marks the question as reached in this process."""
         self._met.add(key)

@@ -17,7 +17,7 @@ from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
 from ramify.runtime.execution.run import RunScope, StepFrame, new_row
 from ramify.runtime.journal.equal_calls import SET_ORDER, THREADS
-from ramify.runtime.journal.recorded_order import is_instead
+from ramify.runtime.journal.recorded_order import is_beside, is_instead
 from ramify.runtime.records import OpRecord
 from ramify.runtime.reuse.commands import ReusableCommands
 from ramify.runtime.user_code.fork_guard import InOneProcess
@@ -140,6 +140,7 @@ class StepCall:
     arguments: str  # encoded: each attempt decodes its own copy, unless all are `plain`
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
     plain: Mapping[str, Any] | None = None  # the arguments, if none of them can be changed
+    from_main: bool = False  # the workflow's own task or thread called it
     aside: bool = False  # it only reads, in a separate world on its branch's snapshot
 
     def fence(self) -> Fence | None:
@@ -150,7 +151,7 @@ class StepCall:
         named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
         foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs and not run.was_changed
         fence = Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, run.was_changed)
-        return replace(fence, defaults=self.defaults)
+        return replace(fence, defaults=self.defaults, from_main=self.from_main)
 
     @property
     def is_once(self) -> bool:
@@ -218,6 +219,8 @@ async def after_recorded_effects(call: StepCall) -> None:
     if journal.effect(call.key) is None:
         refuse_unstorable_return(call.step.function, f"step {call.step.name!r}")
         await journal.turns.past_effects(lambda key: is_instead(key, call.key))
+        if not call.is_once:  # otherwise it is refused in any case
+            await journal.turns.past_effects(lambda key: is_beside(key, call.key), hasty=True)
 
 
 def reusable_commands(call: StepCall, attempt: int, ground: Ground) -> ReusableCommands:

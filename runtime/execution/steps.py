@@ -62,6 +62,7 @@ from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse.fingerprints import code_fingerprint
 from ramify.runtime.reuse.reuse import ASKED, ReuseQuery
 from ramify.runtime.user_code.sandbox import Sandbox
+from ramify.runtime.user_code.worker_threads import is_in_own_thread
 from ramify.runtime.user_code.workflow_tasks import LEFT, BegunStep
 from ramify.runtime.worlds.world_pool import Branch
 
@@ -90,10 +91,11 @@ def begin_step(
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     refuse_untold_call(scope, step, op, key)
     plain = bound if all(map(is_plain, bound.values())) else None
-    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults, plain))
+    caller = asyncio.current_task()
+    from_main = is_in_own_thread() or (scope.run.asking is not None and scope.run.asking.is_main(caller))
+    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults, plain, from_main))
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
-    caller = asyncio.current_task()
     scope.run.waits.watch(caller)
     scope.run.begun[key] = BegunStep(performing, caller)
     return performing

@@ -10,7 +10,7 @@ from itertools import chain
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.journal.turns import Recorded
-from ramify.runtime.records import HAPPENED, EffectRecord, LLMRecord, OpRecord, OpStatus, RunRecord
+from ramify.runtime.records import CANCELLED, HAPPENED, EffectRecord, LLMRecord, OpRecord, OpStatus, RunRecord
 
 RESULTS = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
 IN_TURNS = (*RESULTS, OpKind.RELEASE, OpKind.CALL_LLM)  # the last: a stage of model calls that failed
@@ -25,6 +25,11 @@ def is_instead(one: str, other: str) -> bool:
     branch. Those of one place may be many, whose order depends on how many processors there are."""
     here, there = one.split("|")[:2], other.split("|")[:2]
     return here[0] == there[0] and here[1] != there[1]
+
+
+def is_beside(one: str, other: str) -> bool:
+    """Whether, by their keys, the calls are of the same place on the same branch."""
+    return one.split("|")[:2] == other.split("|")[:2]
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class RecordedOrder:
             if row.kind in IN_TURNS:
                 after = None if CALLED_AFTER not in row.attrs else int(row.attrs[CALLED_AFTER])
                 at, is_effect, what = row.started_at, row.key in happened, row.step or row.kind
-                yield Recorded(row.key, row.seq, at, row.ended_at, self._age_s(at), after, False, is_effect, what)
+                ended, age_s, cancelled = row.ended_at, self._age_s(at), CANCELLED in row.attrs
+                yield Recorded(row.key, row.seq, at, ended, age_s, after, False, is_effect, what, cancelled)
         for call in self.llm:
             if call.step_key is None and call.key not in self.failed:
                 marks = json.loads(call.tags_json) if CALLED_AFTER in call.tags_json else {}

@@ -24,7 +24,8 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from types import TracebackType
 
-from ramify.runtime.user_code.scope import run_of
+from ramify.runtime.journal.timer_pace import TimerPace
+from ramify.runtime.user_code.scope import is_in_step, run_of
 
 _MOST_AT_ONCE = 32  # results that are handed out without a turn of the event loop
 _MOST_TICKS = 50  # of the event loop, if other tasks of the process keep it busy or it does not tell what is ready
@@ -33,6 +34,7 @@ _SLACK, _LEAST_S = 1.5, 2.0
 """A call that a process made N seconds after its beginning, perhaps because of a timer, is waited for until a later
 process is _SLACK * N + _LEAST_S seconds old."""
 _SILENT_S = 5.0  # after how long observers are told of that
+_LOOK_S = 0.1  # between two looks for whether a timer that holds a result back still runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Recorded:
     called_after: the number of the last result that was handed out before the call. None: that before its own.
     only_begun: there is no result; the number is that of the result before it. An irreversible effect, or a question.
     is_effect: what the workflow does without it could do the same again.
+    cancelled: the workflow cancelled the call when it ended.
     what: the operation, for observers.
     """
 
@@ -55,6 +58,7 @@ class Recorded:
     only_begun: bool = False
     is_effect: bool = False
     what: str = ""
+    cancelled: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +75,7 @@ class _Place:
     asked: bool = False  # the workflow has called the operation in this process
     over: bool = False  # handed out, given up or left out
     turn: asyncio.Future[None] | None = None  # the operation has its result and waits for its turn
+    hasty: Callable[[str], bool] | None = None  # for these effects it waits only as long as for a result
 
 
 class Turns:
@@ -110,8 +115,10 @@ class Turns:
         self._effects: list[
             _Place
         ] = []  # recorded effects; those that the workflow has reached are left out now and then
-        before = since
-        for one in sorted(recorded, key=lambda one: one.seq):
+        before, in_order = since, sorted(recorded, key=lambda one: one.seq)
+        self._held: asyncio.TimerHandle | None = None
+        self._pace = TimerPace(in_order, before or 0.0, self._begun)
+        for one in in_order:
             gap = 0.0 if before is None else one.started_at - before
             patience = min(max(_LEAST_PATIENCE_S, 1.5 * gap), _MOST_PATIENCE_S)
             place = self._recorded[one.key] = _Place(set(), seq=one.seq, patience_s=patience, before=one)
@@ -134,14 +141,17 @@ class Turns:
             place.over = True
             self._look_soon()
 
-    async def past_effects(self, concerns: Callable[[str], bool]) -> None:
+    async def past_effects(self, concerns: Callable[[str], bool], *, hasty: bool = False) -> None:
         """Return when the workflow has reached the recorded effects whose keys it `concerns`, or does not come to
-        them any more. What it does before that could be done in place of one of them."""
+        them any more. What it does before that could be done in place of one of them.
+
+        hasty: an effect is waited for no longer than a result, since it may come after what is done now.
+        """
         self._effects = [one for one in self._effects if not one.asked and not one.over]
         found = [one for one in self._effects if one.before is not None and concerns(one.before.key)]
         if not found:
             return
-        last = _Place(set(), seq=found[-1].seq, asked=True)
+        last = _Place(set(), seq=found[-1].seq, asked=True, hasty=concerns if hasty else None)
         self._push(last)
         try:
             await self.take(last)
@@ -183,7 +193,8 @@ class Turns:
             for one in known:
                 one.over = True
             if keys and len(place.unnumbered) <= spare:  # its turn comes with the last row that it waited for
-                place.seq = sorted(one.seq for one in known if one.seq is not None)[len(keys) - spare - 1]
+                last = sorted(known, key=lambda one: one.seq or 0)[len(keys) - spare - 1]
+                place.seq, place.before = last.seq, last.before
         place.asked = True
         if place.seq is not None and (place.over or place not in known):
             place.over = False
@@ -198,7 +209,8 @@ class Turns:
             self._push(place)
         self._run = self._run or run_of(copy_context())
         loop = asyncio.get_running_loop()
-        if self._at_once < _MOST_AT_ONCE and self._first() is place and self._is_idle(loop):
+        at_once = self._at_once < _MOST_AT_ONCE and self._first() is place and self._is_idle(loop)
+        if at_once and not self._left_s(place):
             self._at_once += 1
             self._hand_out(place)
             return
@@ -230,6 +242,8 @@ class Turns:
     def _hand_out(self, place: _Place) -> None:
         place.over = True
         self.handed_out = max(self.handed_out, place.seq or 0)
+        if place.before is not None:
+            self._pace.handed_out(place.before, time.monotonic())
 
     def _look_soon(self) -> None:
         if self._waiting and self._next is None:
@@ -252,7 +266,11 @@ class Turns:
             self._patience = None
         if first is None:
             return
-        if first.turn is not None:
+        if self._held is not None:
+            self._held.cancel()
+        if first.turn is not None and (left := self._left_s(first)):
+            self._held = loop.call_later(min(left, _LOOK_S), self._look_soon)
+        elif first.turn is not None:
             self._hand_out(first)
             self._waiting.discard(first)
             if not first.turn.done():
@@ -260,6 +278,25 @@ class Turns:
             self._look_soon()
         elif not first.asked and self._patience is None:
             self._patience = first, loop.call_later(first.patience_s, self._leave_out, first)
+
+    def _left_s(self, place: _Place) -> float:
+        """Return in how many seconds the result may be handed out (`TimerPace`)."""
+        if place.before is None or not self._pace.matters:
+            return 0.0
+        timers = (one for one in getattr(asyncio.get_running_loop(), "_scheduled", ()) if self._is_of_workflow(one))
+        left = self._pace.left_s(place.before, timers, time.monotonic())
+        if left > _SILENT_S and "pace" not in self._noticed:
+            self._noticed.add("pace")
+            self._notice(
+                f"a timer of the workflow runs that led to a call before: until it ends, results come no sooner after "
+                f"its beginning than they did. The next one comes in {left:.0f} s"
+            )
+        return left
+
+    def _is_of_workflow(self, timer: asyncio.TimerHandle) -> bool:
+        """Whether the workflow has begun the timer, not one of its steps or this object."""
+        owner = getattr(timer._callback, "__self__", None)  # type: ignore[attr-defined]
+        return owner is not self and self._is_mine(timer) and not is_in_step(timer._context)  # type: ignore[attr-defined]
 
     def _is_idle(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether no other callback of the loop is ready, except those of other runs. Loops that do not tell (uvloop)
@@ -280,6 +317,8 @@ class Turns:
                 self._patience = missing, again
                 return
             while (first := self._first()) is not None and not first.asked:
+                if first is not missing and self._is_required(first):
+                    break
                 first.over = True
                 if first.result is not None:
                     first.result.over = not first.result.asked
@@ -287,17 +326,24 @@ class Turns:
                     self.left_out.append(first.before.key)
         self._look_soon()
 
+    def _is_required(self, missing: _Place) -> bool:
+        """Whether it is the place of an effect, and not all that wait are hasty about it."""
+        was = missing.before
+        if was is None or not was.is_effect:
+            return False
+        return not all(one.hasty is not None and one.hasty(was.key) for one in self._waiting)
+
     def _may_still_come(self, missing: _Place) -> bool:
         """Whether the workflow may make this call because of a timer, at the age at which it made it before.
 
-        An effect is waited for even if no timer is seen: it may be in a thread. Loops that do not tell (uvloop) count
-        as having timers.
+        An effect is waited for even if no timer is seen: it may be in a thread. That does not hold if all that wait
+        are hasty. Loops that do not tell (uvloop) count as having timers.
         """
         was, age_s = missing.before, time.monotonic() - self._begun
         if was is None or not was.age_s or (left := _SLACK * was.age_s + _LEAST_S - age_s) <= 0:
             return False
         timers = getattr(asyncio.get_running_loop(), "_scheduled", None)
-        may = was.is_effect or timers is None or any(map(self._is_mine, timers))
+        may = self._is_required(missing) or timers is None or any(map(self._is_mine, timers))
         if may and age_s > _SILENT_S and was.key not in self._noticed:
             self._noticed.add(was.key)
             self._notice(

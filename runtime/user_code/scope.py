@@ -63,6 +63,12 @@ def run_of(context: Context) -> object | None:
     return None if held is None else getattr(held[0], "run", None)
 
 
+def is_in_step(context: Context) -> bool:
+    """Whether the code of a context is that of a step."""
+    held = context.get(_scope)
+    return held is not None and getattr(held[0], "step", None) is not None
+
+
 def is_in_a_run() -> bool:
     """Whether the running code belongs to a run."""
     return scope_here() is not None

@@ -93,6 +93,13 @@ def calling_thread() -> threading.Thread | None:
     return _asked_by.get()
 
 
+def is_in_own_thread() -> bool:
+    """Whether what the run's loop begins now was asked for by a function that runs in a thread, in that thread and
+    not in one that it started."""
+    thread, call = _asked_by.get(), _call.get()
+    return thread is not None and call is not None and call.is_thread(thread)
+
+
 def run_loop_of_thread() -> asyncio.AbstractEventLoop | None:
     """Return the run's loop if this code runs in a thread of a run and has no loop of its own; else None."""
     call = _call.get()
@@ -149,6 +156,10 @@ class _Call:
     def is_here(self) -> bool:
         """Whether this is the process of the call, not a child that was forked from it."""
         return os.getpid() == self._owner
+
+    def is_thread(self, thread: threading.Thread) -> bool:
+        """Whether the function runs in that thread."""
+        return thread.ident == self._thread
 
     def work(self) -> None:
         _call.set(self)

@@ -236,3 +236,41 @@ async def of_another_way() -> str:
     why = await (pay("ship") if next(CLOCK) == "two" else refund())
     await stop()
     return why
+
+
+@step(effect="irreversible")
+async def charge(whom: str, number: str) -> str:
+    PAID.append(number)
+    return number
+
+
+@workflow
+async def of_a_clock_in_a_loop() -> None:
+    for _ in range(2):
+        await pay(next(CLOCK))
+    await stop()
+
+
+@workflow
+async def of_a_clock_in_a_gather() -> None:
+    async def one(whom: str) -> None:
+        await after()
+        await charge(whom, next(CLOCK))
+
+    await asyncio.gather(one("ann"), one("bob"))
+    await stop()
+
+
+@workflow
+async def of_some_at_once() -> None:
+    """How many are under way at once is read when the workflow runs, as `os.cpu_count()` is."""
+    slots = asyncio.Semaphore(int(next(CLOCK)))
+
+    async def one(number: str) -> None:
+        async with slots:
+            if number == "one":
+                await after()
+            await pay(number)
+        await stop()
+
+    await asyncio.gather(one("one"), one("two"))

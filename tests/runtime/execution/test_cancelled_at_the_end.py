@@ -249,3 +249,32 @@ async def test_an_irreversible_step_is_not_done_in_place_of_another_one(
     with pytest.raises(RunFailed, match="effect of step 'refund'"):
         await runtime.resume(str(runtime.last_run_id))
     assert late_app.PAID == ["refund"]
+
+
+@pytest.mark.parametrize("flow", [late_app.of_a_clock_in_a_loop, late_app.of_a_clock_in_a_gather])
+async def test_what_a_loop_has_paid_is_not_paid_again_with_what_a_clock_gives_it(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, flow: Any
+) -> None:
+    late_app.PASSED.set()
+    monkeypatch.setattr(late_app, "CLOCK", map(str, range(9)))
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(flow)
+    assert sorted(late_app.PAID) == ["0", "1"]
+    monkeypatch.setattr(late_app, "STOPS", False)
+    with pytest.raises(RunFailed, match="another value") as raised:
+        await runtime.resume(str(runtime.last_run_id))
+    assert isinstance(raised.value.__cause__, EffectNotMet)
+    assert sorted(late_app.PAID) == ["0", "1"]
+
+
+async def test_fewer_calls_at_once_than_before_are_not_refused(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_app, "CLOCK", iter(["2", "1"]))
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(late_app.of_some_at_once)
+    assert late_app.PAID == ["two"]
+    late_app.PASSED.set()
+    monkeypatch.setattr(late_app, "STOPS", False)
+    await runtime.resume(str(runtime.last_run_id))
+    assert late_app.PAID == ["two", "one"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -92,3 +93,18 @@ async def test_what_an_effect_could_be_done_in_place_of_is_reached_before_it() -
     await asyncio.gather(ship(), refund())
     assert order == ["refund", "ship"]
     await turns.past_effects(lambda key: True)  # there is none left
+
+
+async def test_an_effect_in_a_loop_is_waited_for_as_a_result_is_but_not_the_effects_between() -> None:
+    names = "main|pay|one", "main|refund|one", "main|pay|two"
+    turns = Turns(
+        Recorded(key, seq, 1.0, 1.0, age_s=3600.0, is_effect=True) for seq, key in enumerate(names, start=1)
+    )
+    waiting = asyncio.create_task(turns.past_effects(lambda key: key.startswith("main|pay|"), hasty=True))
+    while not turns.left_out:
+        await asyncio.to_thread(time.sleep, 0.01)  # not a timer of the loop, which could lead to the effect
+    assert turns.left_out == ["main|pay|one"]
+    async with turns.of("main|refund|one"):
+        pass
+    await waiting
+    assert turns.left_out == ["main|pay|one", "main|pay|two"]
