@@ -147,6 +147,7 @@ class Fleet:
         folder: str | Path | None = None,
         *,
         snapshot: str | None = None,
+        image: str | Path | None = None,
         mount_at: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         limits: Limits | None = None,
@@ -154,7 +155,8 @@ class Fleet:
     ) -> AbstractAsyncContextManager[FleetWorld]:
         """A world whose commands run on a node: `async with fleet.world("repo") as world`. It is made from a folder
         of this machine, from a snapshot (a tag, a world or an id of this home, or the whole id of one in the bucket),
-        or empty. It has no network. The other arguments are those of `World.create`.
+        or empty. image: an OCI image, which only this machine needs: its layers travel with the state. It has no
+        network. The other arguments are those of `World.create`.
 
         Raises as `World.create` does, `FleetError`, and `ForkEngineError` if the bucket cannot take its state.
         """
@@ -164,6 +166,7 @@ class Fleet:
             self.runtime,
             folder,
             snapshot=snapshot,
+            image=image,
             mount_at=mount_at,
             env=env,
             limits=limits,

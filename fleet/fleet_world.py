@@ -27,12 +27,13 @@ from ramify.fleet.types import Needs, NodeId, WorldMoved
 from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder, WorldSetup
 from ramify.fleet.world_operations import Command, Operation, Read, Seal, Write, as_words
 from ramify.fork_engine.types import ProcessTier, Snapshot, SnapshotId, Written
+from ramify.images.catalogue import Image
 from ramify.runtime.worlds.recovery import missing
 from ramify.sandboxes.contract import Limits, RunResult
 from ramify.session import Runtime
 from ramify.worlds.commands import checked
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.home import DEFAULT_MOUNT, WorldHome
+from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, world_spec
 from ramify.worlds.world import MOST_READ
 
 _STOP_S = 30.0
@@ -246,6 +247,7 @@ async def world_on_nodes(
     folder: str | Path | None,
     *,
     snapshot: str | None,
+    image: str | Path | None,
     mount_at: str | Path | None,
     env: Mapping[str, str] | None,
     limits: Limits | None,
@@ -255,26 +257,52 @@ async def world_on_nodes(
     if folder is not None and snapshot is not None:
         raise WorldError("a world is made from a folder or from a snapshot: name one of them")
     where = None if folder is None else paths.expanded(folder).resolve()
-    setup = WorldSetup(runtime.sandbox, str(mount_at or where or DEFAULT_MOUNT), dict(env or {}), limits)
-    state = await _in_bucket(runtime, where, snapshot)
+    given = dict(env or {})
+    setup = WorldSetup(runtime.sandbox, str(mount_at or where or DEFAULT_MOUNT), given, limits)
+    assert runtime.bucket is not None
+    async with WorldHome(runtime.home, runtime.sandbox) as home:
+        over = None if image is None else await _image(home, image)
+        async with _beginning(home, where, snapshot, over) as base:
+            if base is not None and (over is not None or base.image is not None):
+                usual = world_spec(Path(mount_at or where or IMAGE_MOUNT), env=given, image=Path("/"), limits=limits)
+                base, spec = await asyncio.to_thread(home.prepared, base, usual, over, given)
+                setup = WorldSetup(runtime.sandbox, str(spec.mount_at), given, limits, spec)
+            state = SnapshotId(str(snapshot)) if base is None else base.id
+            if base is not None and await asyncio.to_thread(missing, runtime.snapshots, state) is None:
+                await runtime.bucket.upload(state)
     async with FleetWorld(nodes, runtime, setup, needs, state) as world:
         yield world
 
 
-async def _in_bucket(runtime: Runtime, folder: Path | None, snapshot: str | None) -> SnapshotId:
-    """The state that a world begins with, uploaded unless it is known only to the bucket."""
-    assert runtime.bucket is not None
-    async with WorldHome(runtime.home, runtime.sandbox) as home:
+async def _image(home: WorldHome, name: str | Path) -> Image:
+    found = await home.image(name)
+    if found is None:
+        raise WorldError(
+            f"a world on a node is over an OCI image, and {name} is none: name an image, a layout or an archive of "
+            "one, or docker:NAME for one of an engine"
+        )
+    return found
+
+
+@asynccontextmanager
+async def _beginning(
+    home: WorldHome, folder: Path | None, snapshot: str | None, over: Image | None
+) -> AsyncIterator[Snapshot | None]:
+    """The state that a world is made from, safe from `ramify gc` while the block runs. None: it is the whole id of
+    one that is not here; the bucket may have it."""
+    if snapshot is None and (folder is not None or over is None):
+        async with home.imported(folder) as base:
+            yield base
+        return
+    async with home.pins.held():
         if snapshot is None:
-            async with home.imported(folder) as base:
-                await runtime.bucket.upload(base.id)
-            return base.id
+            assert over is not None
+            yield await asyncio.to_thread(home.state_of, over)
+            return
         try:
-            found = await asyncio.to_thread(home.resolve, snapshot)
+            found: Snapshot | None = await asyncio.to_thread(home.resolve, snapshot)
         except WorldNotFound:
-            if _WHOLE_ID.fullmatch(snapshot):
-                return SnapshotId(snapshot)
-            raise
-    if await asyncio.to_thread(missing, runtime.snapshots, found.id) is None:
-        await runtime.bucket.upload(found.id)
-    return found.id
+            if over is not None or not _WHOLE_ID.fullmatch(snapshot):
+                raise
+            found = None
+        yield found

@@ -24,7 +24,7 @@ from ramify.fleet.node_disk import NodeDisk
 from ramify.fleet.relayed_events import EventRelay
 from ramify.fleet.relayed_places import Errand, RelayedPlaces, SlotReply
 from ramify.fleet.step_calls import Told
-from ramify.fleet.step_host import StepHost, StepReply
+from ramify.fleet.step_host import StepHost, StepReply, shared_record
 from ramify.fleet.types import FileIdentity, HostFacts, Shared
 from ramify.fleet.world_host import WorldAnswer, WorldHost, WorldKey, WorldOrder
 from ramify.fork_engine.errors import ForkEngineError
@@ -32,7 +32,6 @@ from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.store_folder import boot_id
 from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
-from ramify.runtime.errors import RunNotFound
 from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder
 from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.store.address import parse
@@ -61,6 +60,7 @@ class RunHost:
     def __init__(self) -> None:
         self._home = paths.home(None)
         self._shared: Shared | None = None
+        self._node = ""
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._runtimes: dict[str, Runtime] = {}  # by the name of the sandbox backend
@@ -83,7 +83,7 @@ class RunHost:
             _check_database(shared, node)
             _check_budget(node)
             await asyncio.to_thread(_check_bucket, self._home, shared, node)
-            self._shared = shared
+            self._shared, self._node = shared, node
             if sandbox in NAMES:
                 await self._world_host(sandbox)
         except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
@@ -208,7 +208,7 @@ class RunHost:
     async def _step_host(self, sandbox: str) -> StepHost:
         runtime = await self._runtime(sandbox)
         assert runtime.bucket is not None
-        return self._step_hosts.setdefault(sandbox, StepHost(runtime, runtime.bucket))
+        return self._step_hosts.setdefault(sandbox, StepHost(runtime, runtime.bucket, self._node))
 
     async def _go_on(self, run: RunId, sandbox: str, node: str, slots: int) -> Ended:
         work_for_others()
@@ -218,11 +218,7 @@ class RunHost:
             if slots:
                 self._places[run] = RelayedPlaces(slots, runtime.bucket.known)
             await self._disk.ready()
-            try:
-                await runtime.record(run)
-            except RunNotFound as error:
-                why = "this fleet's database has this address, but there it is another one: it has not the run"
-                raise NodeUnfit(node, f"{runtime.store.address}: {why} {run}") from error
+            await shared_record(runtime, run, node)
             await runtime.resume(run)
         except Exception as error:  # noqa: BLE001  # it is raised where the fleet is
             return Ended(carried(error))

@@ -17,6 +17,7 @@ from ramify.code_changes import since
 from ramify.compiler.plan import Plan
 from ramify.decorators import load_workflow, steps_of
 from ramify.fleet.carried_errors import CarriedError, carried
+from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.step_calls import CallsOfSteps, ModelAsk, StepAsks, Told
 from ramify.fleet.world_host import fetched, uploaded
 from ramify.fork_engine.errors import RemoteError, RemoteObjectAltered, RemoteObjectMissing
@@ -24,7 +25,7 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.open_bucket import OpenBucket
 from ramify.runtime.codec import codec
-from ramify.runtime.errors import TargetBroken, TargetNotFound, WorkflowChanged
+from ramify.runtime.errors import RunNotFound, TargetBroken, TargetNotFound, WorkflowChanged
 from ramify.runtime.execution.driver import reuse_of
 from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder
 from ramify.runtime.execution.run import Run, RunScope
@@ -33,6 +34,7 @@ from ramify.runtime.execution.step_commits import attrs_of_seal, seal_world
 from ramify.runtime.execution.step_world import StepWorld
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, CheckpointId, RunId, RunRecord
+from ramify.runtime.user_code.call_slo import said_before
 from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.worlds.recovery import Recovery, stand_in
@@ -114,10 +116,10 @@ class _OfRun:
 
 
 class StepHost:
-    """Steps of branches in the home of one runtime, which has a bucket. On its event loop."""
+    """Steps of branches in the home of one runtime, which has a bucket. On its event loop. node: this one's name."""
 
-    def __init__(self, runtime: Runtime, bucket: OpenBucket) -> None:
-        self._runtime, self._bucket = runtime, bucket
+    def __init__(self, runtime: Runtime, bucket: OpenBucket, node: str) -> None:
+        self._runtime, self._bucket, self._node = runtime, bucket, node
         self._runs: dict[RunId, asyncio.Task[_OfRun]] = {}
         self._working: dict[str, _Working] = {}  # by the id of their order
 
@@ -192,7 +194,8 @@ class StepHost:
             step = there.step(order)
             there.calls.asks[order.key], begun = asks, True
             try:
-                return StepReply(await self._run(there, step, order, face))
+                with said_before(order.said):
+                    return StepReply(await self._run(there, step, order, face))
             finally:
                 there.calls.asks.pop(order.key, None)
         except _Refused as error:
@@ -256,7 +259,7 @@ class StepHost:
         return await asyncio.shield(making)
 
     async def _made(self, order: StepOrder) -> _OfRun:
-        record = replace(await self._runtime.record(order.run), consumed_s=order.consumed_s)
+        record = replace(await shared_record(self._runtime, order.run, self._node), consumed_s=order.consumed_s)
         plan = Plan.from_json(record.plan_json)
         try:
             workflow = load_workflow(record.workflow)
@@ -296,6 +299,15 @@ class StepHost:
             recovery=recovery,
         )
         return run, calls
+
+
+async def shared_record(runtime: Runtime, run: RunId, node: str) -> RunRecord:
+    """The row of a run of the fleet. Raises `NodeUnfit` if another database has the address here."""
+    try:
+        return await runtime.record(run)
+    except RunNotFound as error:
+        why = "this fleet's database has this address, but there it is another one: it has not the run"
+        raise NodeUnfit(node, f"{runtime.store.address}: {why} {run}") from error
 
 
 def _failed(making: asyncio.Task[_OfRun]) -> bool:

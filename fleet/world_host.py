@@ -16,14 +16,13 @@ from types import TracebackType
 from typing import NewType, Self
 
 from ramify.fleet.carried_errors import CarriedError, carried
-from ramify.fleet.errors import FleetError
 from ramify.fleet.world_operations import Operation, Read, performed
 from ramify.fork_engine.errors import RemoteUnusable
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.open_bucket import OpenBucket
 from ramify.runtime.worlds.recovery import missing
-from ramify.sandboxes.contract import Limits, RunResult
+from ramify.sandboxes.contract import Limits, RunResult, WorldSpec
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
 
@@ -37,12 +36,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class WorldSetup:
-    """How a world looks from inside, on each node. sandbox: the name of its backend."""
+    """How a world looks from inside, on each node. sandbox: the name of its backend. over_image: the whole of it over
+    an image, which the program's home knows."""
 
     sandbox: str
     mount_at: str
     env: dict[str, str]
     limits: Limits | None
+    over_image: WorldSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +142,21 @@ class WorldHost:
         if found is None:
             async with self._home.pins.held():
                 base = await fetched(self.snapshots, self.bucket, order.state)
-                if base.image is not None:
-                    raise FleetError(f"snapshot {base.id[:12]} is over an image: such worlds do not go to nodes")
-                of_shell = {*base.env, *base.env_unset}  # its own variables go before those that the world began with
-                world = await World.create(
-                    snapshot=base,
-                    mount_at=order.setup.mount_at,
-                    env={name: value for name, value in order.setup.env.items() if name not in of_shell},
-                    limits=order.setup.limits,
-                    home=self._home,
-                )
+                world = await self._world(base, order.setup)
             found = self._live[order.world] = _Live(world, order.state)
         return found
+
+    async def _world(self, base: Snapshot, setup: WorldSetup) -> World:
+        if setup.over_image is not None:
+            return await World.at(base, setup.over_image, self._home)
+        of_shell = {*base.env, *base.env_unset}  # its own variables go before those that the world began with
+        return await World.create(
+            snapshot=base,
+            mount_at=setup.mount_at,
+            env={name: value for name, value in setup.env.items() if name not in of_shell},
+            limits=setup.limits,
+            home=self._home,
+        )
 
     async def _drop(self, world: WorldKey) -> None:
         if (live := self._live.pop(world, None)) is not None:

@@ -171,6 +171,19 @@ class WorldHome:
             return base
         return self.store.over_image(base, under)
 
+    def prepared(
+        self, base: Snapshot, spec: WorldSpec, over: Image | None, given: Mapping[str, str]
+    ) -> tuple[Snapshot, WorldSpec]:
+        """The state with which a new world begins, and how it looks. over: an image that its user named. given: the
+        variables that its user gave, which go before those of the image and of the state's shell."""
+        if over is not None:
+            base = self.put_over(base, over)
+        base = self.with_variables(base, given)
+        if (under := over or self.image_under(base)) is not None:
+            theirs = {name: given.get(name, value) for name, value in under.config.env.items()}
+            spec = replace(spec, user=under.config.user, command_env=theirs)
+        return base, started_in(spec, base)
+
     def with_variables(self, base: Snapshot, given: Mapping[str, str]) -> Snapshot:
         """The state with the variables that its user gave instead of those that its image or its shell has."""
         told = {*base.env, *base.env_unset}

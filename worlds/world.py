@@ -18,7 +18,7 @@ from ramify.sandboxes.contract import Foreseeing, KeptReady, Limits, WorldSpec
 from ramify.sandboxes.egress.settings import Egress, Header
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, Opening, WorldHome, started_in, world_spec
+from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, Opening, WorldHome, world_spec
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
 from ramify.worlds.world_files import MOST_READ as MOST_READ
@@ -145,14 +145,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
 
             async def start(base: Snapshot, source: str) -> World:
                 spec = spec_over(image if image is not None else base.image)
-                if stored is not None:
-                    base = await asyncio.to_thread(opened.put_over, base, stored)
-                base = await asyncio.to_thread(opened.with_variables, base, env or {})
-                under = stored or await asyncio.to_thread(opened.image_under, base)
-                if under is not None:
-                    theirs = {name: (env or {}).get(name, value) for name, value in under.config.env.items()}
-                    spec = replace(spec, user=under.config.user, command_env=theirs)
-                return await cls._start(opened, base, started_in(spec, base), name, source, keeps_home)
+                base, spec = await asyncio.to_thread(opened.prepared, base, spec, stored, env or {})
+                return await cls._start(opened, base, spec, name, source, keeps_home)
 
             if snapshot is not None:
                 async with opened.pins.held():
@@ -207,6 +201,11 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
                 return cls(opened, live, spec, origin=state, reference=reference, keeps_home=keeps_home, held=held)
 
         return Opening(make, home, sandbox)
+
+    @classmethod
+    async def at(cls, state: Snapshot, spec: WorldSpec, home: WorldHome) -> World:
+        """A world at a state of its home, which looks as the specification says. Raises as `create`."""
+        return await cls._start(home, state, spec, None, state.id[:12], False)
 
     @classmethod
     async def _start(

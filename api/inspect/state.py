@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpKind
-from ramify.fork_engine.types import Change, Snapshot
+from ramify.fork_engine.errors import SnapshotNotFound
+from ramify.fork_engine.types import Change, Snapshot, SnapshotId
 from ramify.inspect.history import History, Moment
-from ramify.runtime.records import CheckpointRecord, EffectRecord, OpStatus
+from ramify.runtime.records import CheckpointRecord, EffectRecord, OpStatus, RunId
 
 if TYPE_CHECKING:
     from ramify.fork_engine.store import SnapshotStore
@@ -138,9 +139,19 @@ def state_at(
 ) -> State:
     """The state at a checkpoint. Raises `SnapshotNotFound` if the snapshot was deleted."""
     since = next((history.by_id[one] for one in checkpoint.parents if one in history.by_id), None)
-    snapshot = snapshots.get(checkpoint.snapshot_id)
-    change = None if since is None else StateDiff(snapshots, snapshots.get(since.snapshot_id), snapshot)
+    run = history.run.id
+    snapshot = snapshot_of(run, snapshots, checkpoint.snapshot_id)
+    before = None if since is None else snapshot_of(run, snapshots, since.snapshot_id)
+    change = None if before is None else StateDiff(snapshots, before, snapshot)
     return State(history, checkpoint, snapshot, since, change, database)
+
+
+def snapshot_of(run: RunId, snapshots: SnapshotStore, id: SnapshotId) -> Snapshot:
+    """A snapshot of a run. Raises `SnapshotNotFound`, which says how to get it: another machine may have made it."""
+    try:
+        return snapshots.get(id)
+    except SnapshotNotFound as error:
+        raise SnapshotNotFound(f"{error}: if the home's bucket has it, `ramify pull {run}` fetches it") from None
 
 
 def changed_channels(before: Channels | None, after: Channels | None) -> list[tuple[str, object, object]]:

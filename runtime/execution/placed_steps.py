@@ -22,7 +22,7 @@ from ramify.runtime.codec import codec
 from ramify.runtime.execution.step_call import StepCall, StepDef
 from ramify.runtime.execution.step_commits import NODE, Executed
 from ramify.runtime.records import ROOT, BranchPath, RunId
-from ramify.runtime.user_code.call_slo import CallSLO
+from ramify.runtime.user_code.call_slo import NOTHING_SAID, CallSLO, call_slo
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.worlds.world_pool import Branch
 from ramify.sandboxes.contract import RunResult
@@ -32,7 +32,8 @@ from ramify.serving.types import ChatRequest, ChatResult
 @dataclass(frozen=True, slots=True)
 class StepOrder:
     """An attempt at a step. id: of this sending. code: the digest of the step's code. state: what its branch is in;
-    None for a step without a world. aside: its world is not kept. consumed_s: of the run's deadline."""
+    None for a step without a world. aside: its world is not kept. consumed_s: of the run's deadline. said: what
+    the workflow around it said of model calls."""
 
     id: str
     run: RunId
@@ -46,6 +47,7 @@ class StepOrder:
     state: SnapshotId | None
     aside: bool
     consumed_s: float
+    said: CallSLO = NOTHING_SAID
 
     @property
     def in_branch(self) -> bool:
@@ -213,6 +215,7 @@ async def perform_elsewhere(
                     state=state,
                     aside=call.aside,
                     consumed_s=run.journal.consumed_s(),
+                    said=call_slo(),
                 )
                 answer = await place.perform(order, ask)
             if answer is not None and answer.stops and answer.error is not None:

@@ -81,6 +81,16 @@ def slo(
         _current.reset(token)
 
 
+@contextmanager
+def said_before(said: CallSLO) -> Iterator[None]:
+    """The block goes on with what code in another process said of its model calls."""
+    token = _current.set(said)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def _s(value: Duration | None) -> float | None:
     return None if value is None else seconds(value)
 

@@ -99,6 +99,65 @@ def test_classes_that_keep_their_state_elsewhere(error: Exception) -> None:
     assert isinstance(made.__cause__, NodeTraceback)
 
 
+class Refused(Exception):
+    """Its constructor takes what its message is made of."""
+
+    def __init__(self, status: int, *, body: str) -> None:
+        self.status, self.body = status, body
+        super().__init__(f"{status}: {body}")
+
+
+class Slotted(Exception):
+    """Its state is in none of the places where errors keep theirs, so it says how it is made again."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__()
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+    def __reduce__(self) -> Any:
+        return Slotted, (self.code,)
+
+
+def test_errors_in_a_group_are_what_they_were() -> None:
+    inner = ExceptionGroup("inner", [Refused(503, body="busy")])
+    made = rebuilt(sent(ExceptionGroup("outer", [Refused(500, body="down"), inner])), "m")
+    assert isinstance(made, ExceptionGroup)
+    first, second = made.exceptions
+    assert isinstance(first, Refused)
+    assert (first.status, first.body) == (500, "down")
+    assert isinstance(second, ExceptionGroup)
+    assert [type(one) for one in second.exceptions] == [Refused]
+
+
+def test_an_error_in_an_attribute_is_what_it_was_and_one_that_holds_itself_ends() -> None:
+    error = RuntimeError("above")
+    error.first, error.itself = Refused(500, body="down"), error  # type: ignore[attr-defined]
+    made: Any = rebuilt(sent(error), "m")
+    assert isinstance(made.first, Refused)
+    assert made.first.body == "down"
+    assert not hasattr(made, "itself")
+
+
+def test_a_class_that_says_how_it_is_pickled_is_asked() -> None:
+    made = rebuilt(sent(Slotted(3)), "m")
+    assert isinstance(made, Slotted)
+    assert made.code == 3
+
+
+def test_notes_travel_and_the_node_is_named_once() -> None:
+    """The program that has the fleet passes on an error of one node to another one."""
+    error = ValueError("no")
+    error.add_note("look there")
+    once = rebuilt(sent(error), "m")
+    twice = rebuilt(sent(once), "m")
+    assert once.__notes__ == twice.__notes__ == ["look there", "on node m"]
+
+
 def test_a_class_that_is_not_here_is_named() -> None:
     gone = replace(carried(ValueError("what")), module="users_module", name="Theirs")
     made = rebuilt(gone, "m")

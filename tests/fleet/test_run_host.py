@@ -12,11 +12,14 @@ import pytest
 import pytest_asyncio
 
 from ramify import Runtime, Workflow
+from ramify.compiler.plan import OpId
 from ramify.fleet.carried_errors import rebuilt
+from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.fleet import _shared
 from ramify.fleet.run_host import RunHost
 from ramify.runtime.errors import RunFailed
-from ramify.runtime.records import RunId, RunStatus
+from ramify.runtime.execution.placed_steps import StepOrder
+from ramify.runtime.records import BranchPath, RunId, RunStatus
 
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
 
@@ -68,3 +71,18 @@ async def test_an_exit_in_a_run_ends_the_run_only(program: Runtime, host: RunHos
     assert isinstance(made, RunFailed)
     assert "it ended the program (SystemExit(3))" in str(made)
     assert (await program.record(run)).status is RunStatus.FAILED
+
+
+async def test_a_node_where_another_database_has_the_fleets_address(host: RunHost) -> None:
+    """It is told so for runs and for steps, and none of them has a result."""
+    run = RunId("nowhere")
+    ended = await host.go_on(run, "copy", "m")
+    order = StepOrder("o", run, BranchPath("root/f.0"), "k", OpId("op"), "s", "code", "{}", 0, None, False, 0.0)
+    reply = await host.begin_step(order, "copy")
+    assert reply.answer is not None
+    assert reply.answer.stops
+    for error in (ended.error, reply.error):
+        assert error is not None
+        made = rebuilt(error, "m")
+        assert isinstance(made, NodeUnfit)
+        assert "there it is another one" in str(made)

@@ -163,10 +163,10 @@ def show_state(home: Home, text: str, as_json: bool) -> None:
     """Print a checkpoint with all that is known of it, or a bare snapshot with its contents."""
     place, history = home.read(lambda store: find_state_with_history(store, text))
     snapshots = home.snapshots()
-    snapshot = snapshots.get(place.snapshot)
     state = None
     if history is not None and place.checkpoint is not None:
         state = state_at(history, snapshots, place.checkpoint, home.database)
+    snapshot = snapshots.get(place.snapshot) if state is None else state.snapshot
     if as_json:
         say_json(_state_object(snapshot, state))
         return
