@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ramify import paths
 from ramify.fork_engine.errors import SnapshotNotFound
@@ -39,8 +39,13 @@ places can have new folders, and over an image."""
 _SHORTEST_ID = 6  # characters of a snapshot's id that may stand for it
 
 
+class Closing(Protocol):
+    async def close(self) -> None: ...
+
+
 class WorldHome:
-    """An async context manager. Makes worlds, and closes those that are still open when it is left.
+    """An async context manager. Makes worlds, and closes those that are still open when it is left: a named one stores
+    its changes.
 
     place: the folder of the home; default as for runs (`ramify.paths.home`). sandbox: "namespaces" (the default),
     "docker", "copy" (no isolation), or a function that makes a backend from a snapshot store and a scratch folder;
@@ -65,6 +70,7 @@ class WorldHome:
         self._owner = os.getpid()
         self._open = False
         self._users = 0  # worlds that keep it open, if nobody entered it
+        self._worlds = set[Closing]()  # that are open
 
     async def __aenter__(self) -> WorldHome:
         paths.make_private(self.place)
@@ -76,13 +82,30 @@ class WorldHome:
     async def __aexit__(self, *error: object) -> None:
         if os.getpid() != self._owner:
             return  # a forked child's copy: its parent closes it
-        self._open = False
-        await self._stack.aclose()
+        failures: list[BaseException] = []
+        try:
+            while self._worlds:
+                worlds, self._worlds = self._worlds, set()
+                ends = await asyncio.gather(*(world.close() for world in worlds), return_exceptions=True)
+                failures += [end for end in ends if end is not None]
+        finally:
+            self._open = False
+            await self._stack.aclose()
+        if failures:  # such as a full disk: the changes of a named world are not stored
+            raise failures[0]
 
     @property
     def is_open(self) -> bool:
         """Whether worlds of it can live, in this process."""
         return self._open and os.getpid() == self._owner
+
+    def opened(self, world: Closing) -> None:
+        """A world of it is open."""
+        self._worlds.add(world)
+
+    def closed(self, world: Closing) -> None:
+        """A world of it was closed."""
+        self._worlds.discard(world)
 
     def used(self) -> None:
         """Another world keeps this home open. Only for a home that a world opened by itself."""
@@ -143,6 +166,8 @@ class WorldHome:
             if self._chosen == "docker" and reference.kind is SourceKind.REGISTRY:
                 return None
         except BadReference:
+            if not name.startswith("sha256:"):
+                raise
             return await asyncio.to_thread(self.images.catalogue.get, name)  # an id
         return await self.images.pull(name)
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ramify.worlds.errors import WorldError
-from ramify.worlds.home import WorldHome
-
-
-class Closing(Protocol):
-    async def close(self) -> None: ...
+from ramify.worlds.home import Closing, WorldHome
 
 
 W = TypeVar("W", bound=Closing)

@@ -72,6 +72,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         if held is not None:
             self._held.enter_context(held.pop_all())
         self._keep_connections(live)
+        home.opened(self)
         if keeps_home:
             home.used()
 
@@ -262,6 +263,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
                     self._pending = None
                     self._pin.close()
                     self._held.close()
+                    self._home.closed(self)
                     if self._keeps_home:
                         await self._home.unused()
 

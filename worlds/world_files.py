@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from ramify import paths
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import WorldSpec, why_no_argument
 from ramify.worlds import files
@@ -42,15 +43,17 @@ class WorldFiles(ABC):
         await asyncio.to_thread(files.write, self._alive().path, self._relative(path), raw, mode)
 
     async def upload(self, source: str | Path, target: str | Path = ".") -> None:
-        """Copy a file or folder of the host into the world. Links are copied as links. Raises `PathRefused`."""
+        """Copy a file of the host to `target`, or into it if that is a folder; or what is in a folder, into the folder
+        `target`. Links are copied as links. Raises `PathRefused`."""
         await self._state_taken()
-        await asyncio.to_thread(files.upload, Path(source), self._alive().path, self._relative(target))
+        await asyncio.to_thread(files.upload, paths.expanded(source), self._alive().path, self._relative(target))
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copy a file or folder of the world to the host. Links are copied as links, and none is followed. Nothing is
         overwritten. Raises `PathRefused`."""
         await self._state_taken()
-        await asyncio.to_thread(files.download, self._alive().path, self._relative(source), Path(target))
+        place = paths.expanded(target)
+        await asyncio.to_thread(files.download, self._alive().path, self._relative(source), place)
 
     def _relative(self, path: str | Path) -> str:
         if why := why_no_argument(str(path)):

@@ -46,7 +46,7 @@ class WorldSnapshots(ABC):
 
     async def snapshot(self, tag: str | None = None) -> Snapshot:
         """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
-        lives on. If nothing changed, it is the same snapshot.
+        lives on. If nothing changed, it is the same snapshot. It waits for a command of `run`, and for no other one.
 
         `ramify gc` keeps it as long as the world is open or this process refers to the result; its id alone does not
         keep it. tag: a name for it, which keeps it until the tag is deleted.
