@@ -194,6 +194,21 @@ class WorldHome:
             return base
         return self.store.over_image(base, under)
 
+    def check_image(self, state: Snapshot, now: Snapshot, image: str | Path | None) -> None:
+        """Raise `WorldError` if a world that is at the state `now` cannot go back to another state, since that is over
+        another image: the world keeps the variables, the user and the directory of its own. `image`: of the world."""
+        if state.image_stack == now.image_stack:
+            return
+        if image is not None:  # states name a root file system only from the first seal on
+            root = paths.expanded(image)
+            workspace = state.image is None and not state.outside
+            if now.image is None or (workspace and root.exists() and not is_image_file(root)):
+                return
+        raise WorldError(
+            f"the state {state.id[:12]} is not over the image of this world, which stays as it was: make another world "
+            "from that state (`snapshot=`; `ramify world new --from`)"
+        )
+
     def with_variables(self, base: Snapshot, given: Mapping[str, str]) -> Snapshot:
         """The state with the variables that its user gave instead of those that its image or its shell has."""
         told = {*base.env, *base.env_unset}

@@ -24,6 +24,7 @@ class WorldSnapshots(ABC):
 
     _home: WorldHome
     _live: contract.World
+    _spec: contract.WorldSpec
     _origin: Snapshot
     _pending: PendingSnapshot | None  # the last one that was begun
     _pin: Ground
@@ -124,12 +125,14 @@ class WorldSnapshots(ABC):
         return sealed
 
     async def restore(self, snapshot: str | Snapshot) -> None:
-        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
+        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name. Raises `WorldError`
+        for one over another image."""
         async with self._order:
             await self._nothing_pending()  # its tag may be the one that is meant
             async with self._home.pins.held():
                 state = await asyncio.to_thread(self._home.resolve, snapshot)
                 self._pin.gave(state.id)  # it may be asked for again
+            await asyncio.to_thread(self._home.check_image, state, self._alive().snapshot, self._spec.image)
             await self._alive().rollback(state)
             self._keep(state)
 
