@@ -44,8 +44,8 @@ def write(tree: Path, path: str, data: bytes, mode: int) -> None:
 
 
 def upload(source: Path, tree: Path, path: str) -> None:
-    """Copy a file to `path`, or into it if that is a folder; or the content of a folder into the folder `path`. Raises
-    `PathRefused`."""
+    """Copy a file to `path`, or into it if that is a folder; or the content of a folder into the folder `path`.
+    Raises `PathRefused`."""
     try:
         if not os.path.lexists(source):
             raise PathRefused(f"{source}: it does not exist")

@@ -44,8 +44,8 @@ class Closing(Protocol):
 
 
 class WorldHome:
-    """An async context manager. Makes worlds, and closes those that are still open when it is left: a named one stores
-    its changes.
+    """An async context manager. Makes worlds, and closes those that are still open when it is left: a named one
+    stores its changes.
 
     place: the folder of the home; default as for runs (`ramify.paths.home`). sandbox: "namespaces" (the default),
     "docker", "copy" (no isolation), or a function that makes a backend from a snapshot store and a scratch folder;
@@ -195,8 +195,8 @@ class WorldHome:
         return self.store.over_image(base, under)
 
     def check_image(self, state: Snapshot, now: Snapshot, image: str | Path | None) -> None:
-        """Raise `WorldError` if a world that is at the state `now` cannot go back to another state, since that is over
-        another image: the world keeps the variables, the user and the directory of its own. `image`: of the world."""
+        """Raise `WorldError` if a world that is at the state `now` cannot go back to a state, since that is over another
+        image: the world keeps the variables, the user and the directory of its own. `image`: of the world."""
         if state.image_stack == now.image_stack:
             return
         if image is not None:  # states name a root file system only from the first seal on
@@ -205,8 +205,8 @@ class WorldHome:
             if now.image is None or (workspace and root.exists() and not is_image_file(root)):
                 return
         raise WorldError(
-            f"the state {state.id[:12]} is not over the image of this world, which stays as it was: make another world "
-            "from that state (`snapshot=`; `ramify world new --from`)"
+            f"the state {state.id[:12]} is not over the image of this world, which stays as it was: make another "
+            "world from that state (`snapshot=`; `ramify world new --from`)"
         )
 
     def with_variables(self, base: Snapshot, given: Mapping[str, str]) -> Snapshot:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from ramify.worlds.errors import WorldError
 from ramify.worlds.home import Closing, WorldHome
 
-
 W = TypeVar("W", bound=Closing)
 
 

@@ -121,7 +121,7 @@ class References:
             except BaseException:
                 close_lock(handle)
                 raise
-            close_lock(handle)  # a world of this name was deleted meanwhile, and its lock with it: not that of the next
+            close_lock(handle)  # a world of this name was deleted meanwhile, and its lock with it
         try:
             yield
         finally:

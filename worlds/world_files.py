@@ -43,8 +43,8 @@ class WorldFiles(ABC):
         await asyncio.to_thread(files.write, self._alive().path, self._relative(path), raw, mode)
 
     async def upload(self, source: str | Path, target: str | Path = ".") -> None:
-        """Copy a file of the host to `target`, or into it if that is a folder; or what is in a folder, into the folder
-        `target`. Links are copied as links. Raises `PathRefused`."""
+        """Copy a file of the host to `target`, or into it if that is a folder; or what is in a folder, into the
+        folder `target`. Links are copied as links. Raises `PathRefused`."""
         await self._state_taken()
         await asyncio.to_thread(files.upload, paths.expanded(source), self._alive().path, self._relative(target))
 

@@ -125,8 +125,8 @@ class WorldSnapshots(ABC):
         return sealed
 
     async def restore(self, snapshot: str | Snapshot) -> None:
-        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name. Raises `WorldError`
-        for one over another image."""
+        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name. Raises
+        `WorldError` for one over another image."""
         async with self._order:
             await self._nothing_pending()  # its tag may be the one that is meant
             async with self._home.pins.held():

@@ -219,8 +219,8 @@ class WorldLifecycle(ABC):
         await finish_once_begun(lambda begun: self._rollback(snapshot, begun))
 
     async def _rollback(self, snapshot: Snapshot, begun: asyncio.Future[None]) -> None:
-        """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world. `begun` is set
-        when its turn has come."""
+        """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world. `begun` is
+        set when its turn has come."""
         async with self._lock, self._standing:
             begun.set_result(None)
             if self._closed:
