@@ -195,8 +195,8 @@ class WorldHome:
         return self.store.over_image(base, under)
 
     def check_image(self, state: Snapshot, now: Snapshot, image: str | Path | None) -> None:
-        """Raise `WorldError` if a world that is at the state `now` cannot go back to a state, since that is over another
-        image: the world keeps the variables, the user and the directory of its own. `image`: of the world."""
+        """Raise `WorldError` if a world that is at the state `now` cannot go back to a state, since that is over
+        another image: the world keeps the variables, the user and the directory of its own. `image`: of the world."""
         if state.image_stack == now.image_stack:
             return
         if image is not None:  # states name a root file system only from the first seal on

@@ -64,8 +64,8 @@ async def finish_before_cancelling(
 
 
 async def finish_once_begun(work: Callable[[asyncio.Future[None]], Coroutine[object, object, T]]) -> T:
-    """As `finish_before_cancelling`, for work that first waits for its turn. If we are cancelled before it has set the
-    future that it is given, it is cancelled at once."""
+    """As `finish_before_cancelling`, for work that first waits for its turn. If we are cancelled before it has set
+    the future that it is given, it is cancelled at once."""
     begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     task = asyncio.ensure_future(work(begun))
 
