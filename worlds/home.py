@@ -23,7 +23,9 @@ from ramify.images.catalogue import Catalogue, Image
 from ramify.images.errors import BadReference, ImageNotFound
 from ramify.images.library import ImageLibrary, is_image_file
 from ramify.images.references import ImageReference, SourceKind
+from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
+from ramify.sandboxes.errors import Unsupported
 from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import Ancestry
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
@@ -36,6 +38,7 @@ DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
 """Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some
 places can have new folders, and over an image."""
 
+_WITHOUT_BROKER = ("copy", "docker")
 _SHORTEST_ID = 6  # characters of a snapshot's id that may stand for it
 
 
@@ -301,8 +304,16 @@ class WorldHome:
         return changed
 
     def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
-        """Record what a named world may connect to from now on. Raises `WorldNotFound`."""
+        """Record what a named world may connect to from now on. Raises `WorldNotFound`, and `WorldError` or
+        `Unsupported` if no list can bound it: it could not be opened any more."""
         now = self.references.get(Kind.WORLD, reference.name)
+        if now.network:
+            raise WorldError(
+                f"the world {now.name!r} has this machine's network, which no list bounds: make a world without "
+                "network=True (--network)"
+            )
+        if now.backend in _WITHOUT_BROKER:
+            raise Unsupported(now.backend, Feature.EGRESS.value, "make a world with the backend namespaces")
         changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
         self.references.put(Kind.WORLD, changed)
         return changed
