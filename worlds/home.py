@@ -94,7 +94,7 @@ class WorldHome:
         finally:
             self._open = False
             await self._stack.aclose()
-        if failures:  # such as a full disk: the changes of a named world are not stored
+        if failures and not any(error):  # such as a full disk: the changes of a named world are not stored
             raise failures[0]
 
     @property
