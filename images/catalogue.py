@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,11 @@ class Catalogue:
 
     def all(self) -> list[Image]:
         """Every image, newest first."""
-        return sorted((self._image(id) for id in self._ids()), key=lambda one: (-one.created_at, one.id))
+        found = []
+        for id in self._ids():
+            with suppress(ImageNotFound):  # it was removed meanwhile
+                found.append(self._image(id))
+        return sorted(found, key=lambda one: (-one.created_at, one.id))
 
     def snapshots(self) -> set[SnapshotId]:
         """Every snapshot that stands for an image."""
@@ -139,7 +144,10 @@ class Catalogue:
     def _names(self) -> Iterator[tuple[str, str]]:
         for path in sorted((self.folder / "names").glob("*.json")):
             if not path.name.startswith("."):
-                said = _read(path)
+                try:
+                    said = _read(path)
+                except FileNotFoundError:  # it was removed meanwhile
+                    continue
                 yield str(said.get("name")), str(said.get("image"))
 
     def _image_file(self, digits: str) -> Path:

@@ -101,8 +101,10 @@ class ImageLibrary:
                     try:
                         found = await asyncio.to_thread(self._import, layer, blob, below, limit, source.name)
                     except FileNotFoundError:  # another pull of the same layer finished and removed its download
-                        blob = await source.fetch(layer, progress)
-                        found = await asyncio.to_thread(self._import, layer, blob, below, limit, source.name)
+                        found = await asyncio.to_thread(self._find, layer, below)
+                        if found is None:
+                            blob = await source.fetch(layer, progress)
+                            found = await asyncio.to_thread(self._import, layer, blob, below, limit, source.name)
                 left -= found.bytes
                 if left < 0:
                     raise TooLarge(f"{source.name}: its layers have more than {self._limits.image_bytes} bytes")

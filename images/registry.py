@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -52,7 +52,8 @@ class Download:
         self.size = 0
 
     def digest(self) -> str:
-        with self.path.open("rb") as file:
+        with os.fdopen(os.dup(self._descriptor), "rb") as file:  # another pull may remove the name meanwhile
+            file.seek(0)
             return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
@@ -65,8 +66,9 @@ class Downloads:
     def __enter__(self) -> Self:
         paths.make_private(self._folder)
         for path in self._folder.iterdir():
-            if time.time() - path.stat().st_mtime > KEPT_S:
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another pull finished and removed it
+                if time.time() - path.stat().st_mtime > KEPT_S:
+                    path.unlink()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -148,7 +148,7 @@ class WorldEnvironment(BaseEnvironment):
 
     async def stop(self, delete: bool) -> None:
         """End the world. Without `delete`, its last state is kept under the tag `harbor-SESSION`, for
-        `ramify world new --snapshot`. May be called twice."""
+        `ramify world new --from`. May be called twice."""
         world, self._world = self._world, None
         try:
             if world is not None:

@@ -107,7 +107,7 @@ class WorldProvider:
                     raise
         except TimeoutError:
             raise SandboxCreateError(f"the sandbox was not ready after {spec.ready_timeout_s} seconds") from None
-        except (WorldError, SandboxError, ForkEngineError, ImagesError) as error:
+        except (WorldError, SandboxError, ForkEngineError, ImagesError, ValueError, TypeError) as error:
             raise SandboxCreateError(str(error)) from error
         return self._handle(_Held(world, spec.workdir), spec.ttl_s)
 

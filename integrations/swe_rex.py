@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ramify.integrations.world_access import FileAccessFailed, as_os_error, merged, read_file, upload, write_file
+from ramify.sandboxes.contract import why_no_argument
 from ramify.sandboxes.errors import CommandRefused, InputClosed, WorldDied
 from ramify.worlds.commands import Terminal, WorldShell
 from ramify.worlds.errors import PathRefused, WorldClosed
@@ -182,6 +183,8 @@ class WorldRuntime(AbstractRuntime):
         with _errors():
             if isinstance(action, BashInterruptAction):
                 return await self._interrupt(session, action)
+            if why := why_no_argument(action.command):
+                raise BashIncorrectSyntaxError(f"{action.command!a} has {why}", extra_info={"bash_stderr": why})
             if action.is_interactive_command or action.is_interactive_quit:
                 return await self._run_interactive(session, action)
             return await self._run(session, action)
@@ -282,8 +285,7 @@ class WorldRuntime(AbstractRuntime):
 
     async def close(self) -> CloseResponse:
         for name in self.sessions:
-            session = self._sessions.pop(name)
-            await session.close_interactive()
+            await self._sessions.pop(name).close_interactive()
         return CloseResponse()
 
     def _session(self, name: str) -> _Session:

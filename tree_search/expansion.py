@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -144,7 +145,7 @@ class Expansion(Generic[E]):
                 result = await node.environment.step(action)
                 node.history = (*node.history, Turn(action, result))
                 node.done = result.done
-                node.score = await self._value(node, result)
+                node.score = _number(await self._value(node, result))
                 known = new_only and await self._is_known(node)
             except NoScore:
                 raise
@@ -191,6 +192,13 @@ class Expansion(Generic[E]):
         if self._goal is not None and node.done and node.score >= self._goal and not self.ended:
             self.stopped = Stopped.GOAL
             self._goal_reached.set()
+
+
+def _number(score: float | None) -> float | None:
+    """The score, which can be compared. Raises `ValueError` for NaN: nothing would be better, or worse."""
+    if score is not None and math.isnan(score):
+        raise ValueError("the score of a state is NaN, which cannot be compared with others")
+    return score
 
 
 def _said(environment: object, history: Sequence[Turn[Any]]) -> Hashable:

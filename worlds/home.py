@@ -24,7 +24,9 @@ from ramify.images.catalogue import Catalogue, Image
 from ramify.images.errors import BadReference, ImageNotFound
 from ramify.images.library import ImageLibrary, is_image_file
 from ramify.images.references import ImageReference, SourceKind
+from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
+from ramify.sandboxes.errors import Unsupported
 from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import Ancestry
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
@@ -38,11 +40,17 @@ DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
 """Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some
 places can have new folders, and over an image."""
 
+_WITHOUT_BROKER = ("copy", "docker")
 _SHORTEST_ID = 6  # characters of a snapshot's id that may stand for it
 
 
+class Closing(Protocol):
+    async def close(self) -> None: ...
+
+
 class WorldHome:
-    """An async context manager. Makes worlds, and closes those that are still open when it is left.
+    """An async context manager. Makes worlds, and closes those that are still open when it is left: a named one
+    stores its changes.
 
     place: the folder of the home; default as for runs (`ramify.paths.home`). sandbox: "namespaces" (the default),
     "docker", "copy" (no isolation), or a function that makes a backend from a snapshot store and a scratch folder;
@@ -67,6 +75,7 @@ class WorldHome:
         self._owner = os.getpid()
         self._open = False
         self._users = 0  # worlds that keep it open, if nobody entered it
+        self._worlds = set[Closing]()  # that are open
 
     async def __aenter__(self) -> WorldHome:
         paths.make_private(self.place)
@@ -78,13 +87,30 @@ class WorldHome:
     async def __aexit__(self, *error: object) -> None:
         if os.getpid() != self._owner:
             return  # a forked child's copy: its parent closes it
-        self._open = False
-        await self._stack.aclose()
+        failures: list[BaseException] = []
+        try:
+            while self._worlds:
+                worlds, self._worlds = self._worlds, set()
+                ends = await asyncio.gather(*(world.close() for world in worlds), return_exceptions=True)
+                failures += [end for end in ends if end is not None]
+        finally:
+            self._open = False
+            await self._stack.aclose()
+        if failures and not any(error):  # such as a full disk: the changes of a named world are not stored
+            raise failures[0]
 
     @property
     def is_open(self) -> bool:
         """Whether worlds of it can live, in this process."""
         return self._open and os.getpid() == self._owner
+
+    def opened(self, world: Closing) -> None:
+        """A world of it is open."""
+        self._worlds.add(world)
+
+    def closed(self, world: Closing) -> None:
+        """A world of it was closed."""
+        self._worlds.discard(world)
 
     def used(self) -> None:
         """Another world keeps this home open. Only for a home that a world opened by itself."""
@@ -145,6 +171,8 @@ class WorldHome:
             if self._chosen == "docker" and reference.kind is SourceKind.REGISTRY:
                 return None
         except BadReference:
+            if not name.startswith("sha256:"):
+                raise
             return await asyncio.to_thread(self.images.catalogue.get, name)  # an id
         return await self.images.pull(name)
 
@@ -183,6 +211,21 @@ class WorldHome:
             theirs = {name: given.get(name, value) for name, value in under.config.env.items()}
             spec = replace(spec, user=under.config.user, command_env=theirs)
         return base, started_in(spec, base)
+
+    def check_image(self, state: Snapshot, now: Snapshot, image: str | Path | None) -> None:
+        """Raise `WorldError` if a world that is at the state `now` cannot go back to a state, since that is over
+        another image: the world keeps the variables, the user and the directory of its own. `image`: of the world."""
+        if state.image_stack == now.image_stack:
+            return
+        if image is not None:  # states name a root file system only from the first seal on
+            root = paths.expanded(image)
+            workspace = state.image is None and not state.outside
+            if now.image is None or (workspace and root.exists() and not is_image_file(root)):
+                return
+        raise WorldError(
+            f"the state {state.id[:12]} is not over the image of this world, which stays as it was: make another "
+            "world from that state (`snapshot=`; `ramify world new --from`)"
+        )
 
     def with_variables(self, base: Snapshot, given: Mapping[str, str]) -> Snapshot:
         """The state with the variables that its user gave instead of those that its image or its shell has."""
@@ -276,8 +319,16 @@ class WorldHome:
         return changed
 
     def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
-        """Record what a named world may connect to from now on. Raises `WorldNotFound`."""
+        """Record what a named world may connect to from now on. Raises `WorldNotFound`, and `WorldError` or
+        `Unsupported` if no list can bound it: it could not be opened any more."""
         now = self.references.get(Kind.WORLD, reference.name)
+        if now.network:
+            raise WorldError(
+                f"the world {now.name!r} has this machine's network, which no list bounds: make a world without "
+                "network=True (--network)"
+            )
+        if now.backend in _WITHOUT_BROKER:
+            raise Unsupported(now.backend, Feature.EGRESS.value, "make a world with the backend namespaces")
         changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
         self.references.put(Kind.WORLD, changed)
         return changed
@@ -331,10 +382,6 @@ def world_spec(
         limits=limits or Limits(),
         dumpable=dumpable,
     )
-
-
-class Closing(Protocol):
-    async def close(self) -> None: ...
 
 
 W = TypeVar("W", bound=Closing)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -74,7 +74,10 @@ class References:
 
     def all(self, kind: Kind) -> list[Reference]:
         """All references of a kind, newest first."""
-        found = [self.get(kind, path.stem) for path in self._files(kind)]
+        found = []
+        for path in self._files(kind):
+            with suppress(WorldNotFound):  # it was deleted meanwhile
+                found.append(self.get(kind, path.stem))
         return sorted(found, key=lambda one: (-one.created_at, one.name))
 
     def put(self, kind: Kind, reference: Reference, *, new: bool = False) -> None:
@@ -103,15 +106,23 @@ class References:
         `WorldInUse`."""
         path = self._path(Kind.WORLD, name).with_suffix(".lock")
         paths.make_private(path.parent)
-        handle = open_lock(path, os.O_RDWR | os.O_CREAT)
-        try:
+        while True:
+            handle = open_lock(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(handle).st_nlink:
+                    break
             except BlockingIOError:
+                close_lock(handle)
                 raise WorldInUse(
                     f"the world {name!r} is open elsewhere: close it there, or start another world "
                     f"from its last state: snapshot={name!r}"
                 ) from None
+            except BaseException:
+                close_lock(handle)
+                raise
+            close_lock(handle)  # a world of this name was deleted meanwhile, and its lock with it
+        try:
             yield
         finally:
             close_lock(handle)

@@ -70,6 +70,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         if held is not None:
             self._held.enter_context(held.pop_all())
         self._keep_connections(live)
+        home.opened(self)
         if keeps_home:
             home.used()
 
@@ -259,6 +260,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
                     self._pending = None
                     self._pin.close()
                     self._held.close()
+                    self._home.closed(self)
                     if self._keeps_home:
                         await self._home.unused()
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ramify import paths
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import WorldSpec, why_no_argument
 from ramify.sandboxes.host.scratch import remove_tree
@@ -50,7 +51,8 @@ def write(tree: Path, path: str, data: bytes, mode: int) -> None:
 
 
 def upload(source: Path, tree: Path, path: str) -> None:
-    """Copy a file to `path`, or the content of a folder into the folder `path`. Raises `PathRefused`."""
+    """Copy a file to `path`, or into it if that is a folder; or the content of a folder into the folder `path`.
+    Raises `PathRefused`."""
     try:
         if not os.path.lexists(source):
             raise PathRefused(f"{source}: it does not exist")
@@ -58,7 +60,7 @@ def upload(source: Path, tree: Path, path: str) -> None:
             with _folder(tree, path, make=True) as target, _opened(os.open(source, _FOLDER & ~os.O_NOFOLLOW)) as top:
                 _copy_content(top, target, str(source), 0)
         else:
-            above, name = _split(path)
+            above, name = (path, source.name) if _is_folder(tree, path) else _split(path)
             with (
                 _folder(tree, above, make=True) as parent,
                 _opened(os.open(source.parent, _FOLDER & ~os.O_NOFOLLOW)) as top,
@@ -80,10 +82,13 @@ def download(tree: Path, path: str, target: Path) -> None:
                     target = target / name
                 if target.is_symlink() or target.exists():
                     raise PathRefused(f"{target} exists: nothing is overwritten. Name another place")
+                with _naming(str(target.parent)):
+                    target.parent.mkdir(parents=True, exist_ok=True)
                 with _opened(os.open(target.parent, _FOLDER & ~os.O_NOFOLLOW)) as top:
                     _copy_one(name, parent, target.name, top, path, 0)
                 return
-            target.mkdir(parents=True, exist_ok=True)
+            with _naming(str(target)):
+                target.mkdir(parents=True, exist_ok=True)
             if any(target.iterdir()):
                 raise PathRefused(f"{target} is not empty: nothing is overwritten. Name another folder")
             with (
@@ -182,16 +187,23 @@ def _folder(tree: Path, path: str, *, make: bool) -> Iterator[int]:
     """A descriptor of a folder below the tree, no link followed on the way. With `make`, missing folders are made."""
     at = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in (one for one in path.split("/") if one not in ("", ".")):
-            if make:
-                with suppress(FileExistsError):
-                    os.mkdir(part, 0o755, dir_fd=at)
-            below = os.open(part, _FOLDER, dir_fd=at)
-            os.close(at)
-            at = below
+        with _naming(path):
+            for part in (one for one in path.split("/") if one not in ("", ".")):
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, 0o755, dir_fd=at)
+                below = os.open(part, _FOLDER, dir_fd=at)
+                os.close(at)
+                at = below
         yield at
     finally:
         os.close(at)
+
+
+def _is_folder(tree: Path, path: str) -> bool:
+    with suppress(OSError, PathRefused), _folder(tree, path, make=False):
+        return True
+    return False
 
 
 @contextmanager
@@ -224,6 +236,15 @@ _WHY = {
     errno.EISDIR: "it is a folder",
     errno.EFBIG: "it is larger than was asked for",
 }
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """What the block raises is about this path: of a copy, that may be its source, its target, or a folder above."""
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, error) from error
 
 
 def _refused(path: str, error: OSError) -> PathRefused:
@@ -261,15 +282,17 @@ class WorldFiles(ABC):
         await asyncio.to_thread(write, self._alive().path, self._relative(path), raw, mode)
 
     async def upload(self, source: str | Path, target: str | Path = ".") -> None:
-        """Copy a file or folder of the host into the world. Links are copied as links. Raises `PathRefused`."""
+        """Copy a file of the host to `target`, or into it if that is a folder; or what is in a folder, into the
+        folder `target`. Links are copied as links. Raises `PathRefused`."""
         await self._state_taken()
-        await asyncio.to_thread(upload, Path(source), self._alive().path, self._relative(target))
+        await asyncio.to_thread(upload, paths.expanded(source), self._alive().path, self._relative(target))
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copy a file or folder of the world to the host. Links are copied as links, and none is followed. Nothing is
         overwritten. Raises `PathRefused`."""
         await self._state_taken()
-        await asyncio.to_thread(download, self._alive().path, self._relative(source), Path(target))
+        place = paths.expanded(target)
+        await asyncio.to_thread(download, self._alive().path, self._relative(source), place)
 
     def _relative(self, path: str | Path) -> str:
         if why := why_no_argument(str(path)):

@@ -87,7 +87,7 @@ async def _listen(
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortUnavailable(f"{where} is taken: name another, or leave it out for a free one") from error
-        raise PortUnavailable(f"{where} cannot be listened on: {error.strerror}") from error
+        raise PortUnavailable(f"{where} cannot be listened on: {error.strerror or error}") from error
 
 
 def _bound(path: Path) -> socket.socket:

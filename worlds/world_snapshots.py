@@ -55,6 +55,7 @@ class WorldSnapshots(ABC):
 
     _home: WorldHome
     _live: contract.World
+    _spec: contract.WorldSpec
     _origin: Snapshot
     _pending: PendingSnapshot | None  # the last one that was begun
     _pin: Ground
@@ -77,7 +78,7 @@ class WorldSnapshots(ABC):
 
     async def snapshot(self, tag: str | None = None) -> Snapshot:
         """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
-        lives on. If nothing changed, it is the same snapshot.
+        lives on. If nothing changed, it is the same snapshot. It waits for a command of `run`, and for no other one.
 
         `ramify gc` keeps it as long as the world is open or this process refers to the result; its id alone does not
         keep it. tag: a name for it, which keeps it until the tag is deleted.
@@ -155,12 +156,14 @@ class WorldSnapshots(ABC):
         return sealed
 
     async def restore(self, snapshot: str | Snapshot) -> None:
-        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name."""
+        """Drop all changes and processes, and go back to a snapshot: an id, a tag, or a world's name. Raises
+        `WorldError` for one over another image."""
         async with self._order:
             await self._nothing_pending()  # its tag may be the one that is meant
             async with self._home.pins.held():
                 state = await asyncio.to_thread(self._home.resolve, snapshot)
                 self._pin.gave(state.id)  # it may be asked for again
+            await asyncio.to_thread(self._home.check_image, state, self._alive().snapshot, self._spec.image)
             await self._alive().rollback(state)
             self._keep(state)
 

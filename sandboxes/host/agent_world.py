@@ -40,7 +40,7 @@ from ramify.sandboxes.agent.shell import Report
 from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without
 from ramify.sandboxes.contract import Limit, Repl, ReplResult, RunResult, check_seconds
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
-from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.concurrency import finish_before_cancelling, finish_once_begun
 from ramify.sandboxes.host.named_shell import as_text, check_command
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import ShellState, T, tier_of
@@ -201,12 +201,12 @@ class AgentWorld(WorldProcesses):
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
         await self.rest_shells()
-        return await finish_before_cancelling(self._seal(flush))
+        return await finish_once_begun(lambda begun: self._seal(flush, begun))
 
     async def begin_seal(self) -> asyncio.Future[Snapshot]:
         await self.rest_shells()
         begun = asyncio.get_running_loop().create_future()
-        sealing = asyncio.ensure_future(self._seal(flush=False, begun=begun))
+        sealing = asyncio.ensure_future(self._seal(False, begun))
         try:
             await asyncio.wait({begun, sealing}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -216,11 +216,10 @@ class AgentWorld(WorldProcesses):
             raise
         return asyncio.ensure_future(finish_before_cancelling(sealing))  # who awaits it may be cancelled
 
-    async def _seal(self, flush: bool, begun: asyncio.Future[None] | None = None) -> Snapshot:
+    async def _seal(self, flush: bool, begun: asyncio.Future[None]) -> Snapshot:
         """`begun` is set once every operation that comes later waits for the seal."""
         async with self._lock, self._standing:
-            if begun is not None:
-                begun.set_result(None)
+            begun.set_result(None)
             self._flush = flush
             try:
                 inspection = await self._inspect()

@@ -61,3 +61,16 @@ async def finish_before_cancelling(
             task.exception()  # mark as retrieved: the cancellation matters more
         raise cancelled
     return task.result()
+
+
+async def finish_once_begun(work: Callable[[asyncio.Future[None]], Coroutine[object, object, T]]) -> T:
+    """As `finish_before_cancelling`, for work that first waits for its turn. If we are cancelled before it has set
+    the future that it is given, it is cancelled at once."""
+    begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    task = asyncio.ensure_future(work(begun))
+
+    def interrupt() -> None:
+        if not begun.done():
+            task.cancel()
+
+    return await finish_before_cancelling(task, interrupt)

@@ -2,7 +2,7 @@
 
 One operation at a time, under the world's lock. An operation that has begun is never left half done. If the task that
 awaits it is cancelled, a command is killed, anything else runs to its end, and only then does the cancellation
-continue.
+continue. One that still waits for another is cancelled at once.
 
 `BaseImages` are files of pages that a world's next session images may build on (memory_image.py). Each is a hard link
 in the world's own folder, so it outlives the image that it came with; an image that builds on it gets another hard
@@ -31,7 +31,7 @@ from ramify.sandboxes.contract import WorldId, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host import criu
 from ramify.sandboxes.host.agent_link import AgentLink
-from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.concurrency import finish_before_cancelling, finish_once_begun
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.linux import ptrace
 from ramify.sandboxes.linux.resource_limits import Bounds
@@ -255,11 +255,13 @@ class WorldLifecycle(ABC):
         return await self._resources.helper.spawn(start)
 
     async def rollback(self, snapshot: Snapshot) -> None:
-        await finish_before_cancelling(self._rollback(snapshot))
+        await finish_once_begun(lambda begun: self._rollback(snapshot, begun))
 
-    async def _rollback(self, snapshot: Snapshot) -> None:
-        """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world."""
+    async def _rollback(self, snapshot: Snapshot, begun: asyncio.Future[None]) -> None:
+        """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world. `begun` is
+        set when its turn has come."""
         async with self._lock, self._standing:
+            begun.set_result(None)
             if self._closed:
                 raise WorldDied("the world was closed")
             if snapshot.image is None and self._spec.image is not None:

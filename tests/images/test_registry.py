@@ -37,7 +37,7 @@ from ramify.images.errors import (
     WrongPlatform,
 )
 from ramify.images.library import ImageLibrary
-from ramify.images.registry import Pulling
+from ramify.images.registry import Download, Pulling
 from ramify.images.registry_client import login_for, on_this_machine
 from tests.images.image_builder import BuiltImage, built, sha
 from tests.images.registry_server import Handler, Registry, serving, token_server
@@ -93,6 +93,34 @@ async def test_an_image_is_pulled_verified_and_not_twice(
     await library.pull(registry.add(more, tag="2"))
     assert len(registry.paths("/blobs/")) == fetched + 2  # the configuration and the new layer
     await library.pull(f"{registry.address}/a@{sha(image.manifest)}")
+
+
+async def test_a_download_that_another_pull_removes_is_fetched_again(
+    library: Any, registry: Registry, image: BuiltImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other pull of the layer had finished, and removed the file before it was verified here."""
+    digest, removed = Download.digest, list[Path]()
+
+    def late(download: Download) -> str:
+        if not removed:
+            removed.append(download.path)
+            download.path.unlink()
+        return digest(download)
+
+    monkeypatch.setattr(Download, "digest", late)
+    assert (await library.pull(registry.add(image))).config.env == {"A": "1"}
+
+
+async def test_files_that_another_process_removes_while_a_folder_is_read(
+    library: Any, registry: Registry, image: BuiltImage
+) -> None:
+    """A link to nowhere is as a file that is in the list of its folder and is gone when it is opened."""
+    nowhere, folder = library.catalogue.folder / "nowhere", library.catalogue.folder
+    await library.pull(registry.add(built({"other": "1"}), tag="other"))
+    for gone in (f"downloads/{'a' * 64}", f"names/{'a' * 64}.json", f"images/{'a' * 64}.json"):
+        (folder / gone).symlink_to(nowhere)
+    made = await library.pull(registry.add(image))
+    assert len(library.catalogue.all()) == 2 and made in library.catalogue.all()
 
 
 async def test_layers_are_fetched_at_once(library: Any, registry: Registry) -> None:

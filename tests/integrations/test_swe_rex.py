@@ -85,6 +85,9 @@ async def test_a_session_keeps_its_state(runtime: WorldRuntime) -> None:
     with pytest.raises(BashIncorrectSyntaxError) as wrong:
         await said(runtime, "(a")
     assert "syntax error" in wrong.value.extra_info["bash_stderr"]
+    for odd in ("echo a\0b", "echo \ud800"):  # what no shell can be given: the agent is told
+        with pytest.raises(BashIncorrectSyntaxError, match=r"NUL|surrogate"):
+            await said(runtime, odd)
     with pytest.raises(NonZeroExitCodeError):
         await said(runtime, "false")
     for check, code in (("silent", 4), ("ignore", None)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -59,6 +60,24 @@ async def test_the_best_state_is_found(method: Any) -> None:
         assert [turn.action for turn in found.best.history] == ["5", "3", "1"]
         assert {start, found.best.environment} == OPEN
     assert start.said == "" and {start} == OPEN
+
+
+async def test_a_score_that_is_no_number_is_a_dead_end() -> None:
+    """NaN is neither better nor worse: the first state that had it stayed the best."""
+
+    async def score(environment: Any, history: Sequence[Turn[str]]) -> float:
+        return math.nan if history[0].action == "7" else 1.0
+
+    class Unscored(Digits):
+        async def step(self, action: str) -> StepResult:
+            return StepResult(done=(await super().step(action)).done)
+
+        async def fork(self, n: int) -> list[Digits]:
+            return [Unscored(self.target, self.said) for _ in range(n)]
+
+    async with search(Unscored(), all_digits, width=2, depth=1, score=score) as found:
+        assert [turn.action for turn in found.best.history] == ["5"] and found.failed == 1
+        assert "NaN" in str(found.errors[0])
 
 
 async def test_best_of_follows_whole_histories() -> None:

@@ -12,7 +12,7 @@ from ramify.images.errors import BadReference
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.worlds import world_files
-from ramify.worlds.errors import PathRefused
+from ramify.worlds.errors import PathRefused, PortUnavailable
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
 
@@ -74,6 +74,15 @@ async def test_an_empty_name_is_no_image(home: WorldHome) -> None:
     """It was the folder where the process runs."""
     with pytest.raises(BadReference, match="'' names no image"):
         await World.create(image="", home=home)
+    with pytest.raises(BadReference, match="lower-case"):  # not "pull it", which could not be done
+        await World.create(image="Python:3.12", home=home)
+
+
+async def test_a_socket_that_no_path_can_have(home: WorldHome, tmp_path: Path) -> None:
+    async with World.create(home=home) as world:
+        with pytest.raises(PortUnavailable, match="too long"):
+            async with world.expose(8000, unix_socket=tmp_path / ("x" * 200)):
+                pass
 
 
 async def test_files_that_cannot_be_copied(

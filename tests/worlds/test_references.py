@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ramify.fork_engine.close_on_fork import open_lock
 from ramify.fork_engine.types import SnapshotId
+from ramify.worlds import references
 from ramify.worlds.errors import NameTaken, WorldError, WorldInUse, WorldNotFound
 from ramify.worlds.references import Kind, Reference, References
 
@@ -51,3 +53,33 @@ def test_a_name_is_held_once(tmp_path: Path) -> None:
         pass
     with kept.held("one"):
         pass
+
+
+def test_a_lock_that_was_deleted_while_it_was_opened_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes held a world: one by the lock of an earlier world of its name."""
+    kept = References(tmp_path / "references")
+    kept.put(Kind.WORLD, reference("one"))
+    opened = []
+
+    def open_late(path: Path, flags: int) -> int:
+        opened.append(path)
+        descriptor = open_lock(path, flags)
+        if len(opened) == 1:  # another process deletes the world now
+            kept.delete(Kind.WORLD, "one")
+        return descriptor
+
+    monkeypatch.setattr(references, "open_lock", open_late)
+    with kept.held("one"), pytest.raises(WorldInUse), References(tmp_path / "references").held("one"):
+        pass
+
+
+def test_a_reference_that_is_deleted_while_all_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = References(tmp_path / "references")
+    for name in ("one", "two"):
+        kept.put(Kind.TAG, reference(name))
+    files = list(kept._files(Kind.TAG))
+    kept.delete(Kind.TAG, "one")
+    monkeypatch.setattr(kept, "_files", lambda kind: files)
+    assert [one.name for one in kept.all(Kind.TAG)] == ["two"]

@@ -163,12 +163,16 @@ async def test_folders_are_copied_in_and_out_without_following_links(
     async with World.create(home=home) as world:
         await world.upload(host, "in")
         await world.upload(host / "sub" / "a", "one/b")
+        await world.upload(host / "sub" / "a")  # into the folder, as `download` does
+        await world.upload(host / "sub" / "a", "one")
         assert (await world.exec("find . | sort")).stdout.split() == [
-            *(".", "./in", "./in/link", "./in/sub", "./in/sub/a", "./one", "./one/b"),
+            *(".", "./a", "./in", "./in/link", "./in/sub", "./in/sub/a", "./one", "./one/a", "./one/b"),
         ]
         await world.exec("ln -s /etc in/etc; mkfifo in/pipe; mkdir in/empty")
         await world.download("in", tmp_path / "out")
         await world.download("one/b", tmp_path / "b")
+        await world.download("one/b", tmp_path / "made" / "here")
+        assert (tmp_path / "made" / "here").read_text() == "a"
         out = tmp_path / "out"
         assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == [
             *("empty", "etc", "link", "sub", "sub/a"),
@@ -179,10 +183,26 @@ async def test_folders_are_copied_in_and_out_without_following_links(
             ("in", out, "not empty"),
             ("one/b", tmp_path / "b", "exists"),
             ("no", tmp_path / "x", "not exist"),
-            ("in/etc/passwd", tmp_path / "x", "link"),
+            ("in/etc/passwd", tmp_path / "x", "in/etc: a link"),
+            ("one/b", tmp_path / "b" / "x", "/b: File exists"),
         ]:
             with pytest.raises(PathRefused, match=why):
                 await world.download(source, target)
+        with pytest.raises(PathRefused, match=r"^in/etc: a link"):  # not what is uploaded
+            await world.upload(host / "sub" / "a", "in/etc/passwd")
+
+
+async def test_a_tilde_of_this_machine_is_the_users_home(
+    home: WorldHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "given").write_text("1")
+    async with World.create(home=home) as world:
+        await world.upload("~/given", "taken")
+        await world.download("taken", "~/back")
+        async with world.expose(8000, unix_socket="~/socket"):
+            assert (tmp_path / "socket").is_socket()
+    assert (tmp_path / "back").read_text() == "1"
 
 
 async def test_a_named_world_outlives_its_process(home: WorldHome, repo: Path, tmp_path: Path, sandbox: str) -> None:
@@ -279,6 +299,46 @@ async def test_the_home_of_a_world_is_closed_with_its_last_fork(repo: Path, tmp_
     await fork.close()
     with pytest.raises(WorldClosed):
         await fork.exec("true")
+
+
+async def test_a_home_that_is_left_closes_its_worlds(repo: Path, tmp_path: Path, sandbox: str) -> None:
+    async with WorldHome(tmp_path / "home", sandbox) as home:
+        world, other = await World.create(repo, name="one", home=home), await World.create(home=home)
+        await world.write("new", "1")
+    assert not world.is_open and not other.is_open
+    await world.close()
+    async with World.open("one", home=tmp_path / "home", sandbox=sandbox) as again:  # nothing holds it any more
+        assert await again.read("new") == b"1"
+
+
+async def test_a_home_says_that_changes_could_not_be_stored(repo: Path, tmp_path: Path, sandbox: str) -> None:
+    with pytest.raises(WorldError, match="the disk is full"):
+        async with WorldHome(tmp_path / "home", sandbox) as home:
+            world = await World.create(repo, name="one", home=home)
+
+            async def full(tag: str | None = None) -> None:
+                raise WorldError("the disk is full")
+
+            world.snapshot = full  # type: ignore[method-assign, assignment]
+    assert not home.is_open
+
+
+async def test_what_waits_for_a_command_is_cancelled_at_once(home: WorldHome) -> None:
+    """It waited for the command's end, whatever deadline its caller had."""
+    async with World.create(home=home) as world:
+        state = await world.snapshot()
+        running = asyncio.ensure_future(world.run("touch started; sleep 60"))
+        while not (world.path / "started").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for work in (world.snapshot(), world.fork(), world.restore(state)):
+            waiting = asyncio.ensure_future(work)
+            await asyncio.wait({waiting}, timeout=0.05)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            assert waiting.cancelled() and not running.done()
+        running.cancel()
+        await asyncio.wait({running})
+        assert (await world.run("ls")).stdout == "started\n"
 
 
 async def test_a_merge_knows_a_fork_that_was_made_while_a_process_ran(home: WorldHome) -> None:

@@ -147,6 +147,30 @@ async def test_a_state_over_another_image_is_refused(
         state = await world.snapshot()
     with pytest.raises(WorldError, match="over another image"):
         await World.create(snapshot=state, image=str(other), home=home)
+    await home.images.pull(str(other))
+    async with World.create(home=home) as plain, World.create(image=str(layout), home=home, name="one") as world:
+        await world.write("kept", "1")
+        elsewhere = home.state_of(home.images.catalogue.get(f"oci:{other}"))
+        for gone in (plain.restore(state), world.restore(elsewhere), world.restore(plain.state)):
+            with pytest.raises(WorldError, match="not over the image of this world"):
+                await gone
+        assert await world.read("kept") == b"1"
+        await world.restore(state)
+
+
+async def test_a_world_over_a_root_file_system_goes_back_to_a_state_that_does_not_name_it(
+    home: WorldHome, root_tar: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "root.tar").write_bytes(root_tar)
+    async with World.create(image=tmp_path / "root.tar", home=home) as world:
+        before = world.state.id
+        await world.exec("echo 1 > /etc/new", check=True)
+        after = (await world.snapshot()).id
+        assert home.resolve(before).image is None and home.resolve(after).image is not None
+        await world.restore(before)
+        assert not (await world.exec("cat /etc/new")).ok
+        await world.restore(after)
+        assert (await world.exec("cat /etc/new")).stdout == "1\n"
 
 
 async def test_the_copy_backend_refuses_images(tmp_path: Path, layout: Any) -> None:

@@ -279,11 +279,21 @@ async def test_where_it_is_not_kept_it_is_refused(tmp_path: Path) -> None:
             with pytest.raises(WorldError, match=r"egress=\[\]"):
                 await world.set_egress(["pypi.org"])
             assert await world.connections() == []
+        await (await World.create(home=home, name="one")).close()
+        with pytest.raises(Unsupported):
+            await World.open("one", egress=["pypi.org"], home=home)
+        async with World.open("one", home=home) as world:  # the list was not recorded
+            assert (await world.exec("true")).ok
 
 
 async def test_the_hosts_network_and_egress_exclude_each_other(home: WorldHome) -> None:
     with pytest.raises(WorldStartFailed, match="choose one"):
         await World.create(egress=["pypi.org"], network=True, home=home)
+    await (await World.create(network=True, home=home, name="one")).close()
+    with pytest.raises(WorldError, match="no list bounds"):
+        await World.open("one", egress=["pypi.org"], home=home)
+    async with World.open("one", home=home) as world:
+        assert (await world.exec("true")).ok
 
 
 async def test_closed_is_the_default(home: WorldHome, server: Server) -> None:

@@ -103,7 +103,9 @@ def restore_command(home: Home, name: str, state: str) -> None:
         from ramify.worlds.references import Kind
 
         with opened.references.held(name):
-            opened.moved(opened.references.get(Kind.WORLD, name), opened.resolve(state))
+            reference, to = opened.references.get(Kind.WORLD, name), opened.resolve(state)
+            opened.check_image(to, opened.saved(name), reference.image or None)
+            opened.moved(reference, to)
 
     in_home(home, act)
 

@@ -142,11 +142,11 @@ class PlacedWorld(AgentWorld):
 
     # Rollbacks and the end
 
-    async def _rollback(self, snapshot: Snapshot) -> None:
+    async def _rollback(self, snapshot: Snapshot, begun: asyncio.Future[None]) -> None:
         try:
-            await super()._rollback(snapshot)
+            await super()._rollback(snapshot, begun)
         finally:
-            if self._leaving is not None:
+            if begun.done() and self._leaving is not None:
                 await self._leaving  # no process of the earlier life is left
                 self._leaving = None
         await self._expect(self._snapshot)

@@ -168,7 +168,7 @@ class NamespaceWorld(PlacedWorld):
 
     # Seals
 
-    async def _seal(self, flush: bool, begun: asyncio.Future[None] | None = None) -> Snapshot:
+    async def _seal(self, flush: bool, begun: asyncio.Future[None]) -> Snapshot:
         snapshot = await super()._seal(flush, begun)
         await self._expect(snapshot)
         return snapshot
