@@ -7,6 +7,7 @@ or with a number that means nothing, would be answered as if the field were not 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from ramify.serving.gateway.errors import ApiError, bad_request, list_in
@@ -19,12 +20,25 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {  # the least and the most
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
 }
+_ANY_NUMBER = (
+    "dry_base", "dry_multiplier", "dynatemp_exponent", "dynatemp_range", "mirostat_eta", "mirostat_tau",
+    "repeat_penalty", "top_n_sigma", "typical_p", "xtc_probability", "xtc_threshold",
+)  # fmt: skip
 _WHOLE: Mapping[str, int] = {  # the least
     "max_tokens": 1,
     "max_completion_tokens": 1,
     "n": 1,
     "top_logprobs": 0,
+    "n_probs": 0,
+    "top_k": -1,
+    "min_keep": 0,
+    "mirostat": 0,
+    "repeat_last_n": -1,
+    "dry_allowed_length": 0,
+    "dry_penalty_last_n": -1,
 }
+_FLAGS = ("add_generation_prompt", "continue_final_message", "ignore_eos", "parallel_tool_calls")
+_TEXTS = ("grammar", "model", "reasoning_format")
 _OBJECTS = ("stream_options", "chat_template_kwargs")
 _LARGEST = 2**31 - 1  # llama.cpp takes a larger number for the rest of its division by 2^32
 _FORMATS = ("text", "json_object", "json_schema")
@@ -40,6 +54,17 @@ def check_values(body: Json) -> None:
         value = body.get(name)
         if value is not None and not (type(value) is int and least <= value <= _LARGEST):
             raise bad_request(name, f"{name}: must be a whole number from {least} to {_LARGEST}")
+    for name in _ANY_NUMBER:
+        if body.get(name) is not None and not _in_range(body[name], -math.inf, math.inf):
+            raise bad_request(name, f"{name}: must be a number")
+    if body.get("seed") is not None and type(body["seed"]) is not int:
+        raise bad_request("seed", "seed: must be a whole number")
+    for name in _FLAGS:
+        if body.get(name) is not None and not isinstance(body[name], bool):
+            raise bad_request(name, f"{name}: must be true or false")
+    for name in _TEXTS:
+        if body.get(name) is not None and not isinstance(body[name], str):
+            raise bad_request(name, f"{name}: must be a text")
     for name in _OBJECTS:
         if body.get(name) is not None and not isinstance(body[name], Mapping):
             raise bad_request(name, f"{name}: must be an object")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ramify.serving.gateway.errors import bad_request
 from ramify.serving.gateway.formats.field_values import check_prompt_field, check_values
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern
-from ramify.serving.gateway.formats.schema_keywords import NotEnforced, check_schema, with_patterns
+from ramify.serving.gateway.formats.schema_keywords import NotEnforced, check_schema, with_patterns, with_plain_references
 from ramify.serving.protocol.tags import is_tag
 
 Json = Mapping[str, object]
@@ -24,12 +24,11 @@ _SAMPLING = frozenset(
     }
 )  # fmt: skip
 _BOTH = _SAMPLING | {
-    "grammar", "json_schema", "logprobs", "max_tokens", "model", "n", "n_probs", "response_format", "stop", "stream",
-    "stream_options",
+    "grammar", "json_schema", "logprobs", "max_tokens", "model", "n", "n_probs", "stop", "stream", "stream_options",
 }  # fmt: skip
 _CHAT = _BOTH | {
     "add_generation_prompt", "chat_template_kwargs", "continue_final_message", "max_completion_tokens", "messages",
-    "parallel_tool_calls", "reasoning_format", "tool_choice", "tools", "top_logprobs",
+    "parallel_tool_calls", "reasoning_format", "response_format", "tool_choice", "tools", "top_logprobs",
 }  # fmt: skip
 _TEXT = _BOTH | {"prompt"}
 _WITHOUT_EFFECT = frozenset(
@@ -42,8 +41,10 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values that ask for what 
     "best_of": (1,),
     "echo": (False,),
     "modalities": (["text"],),
+    "response_format": ({"type": "text"},),  # of a text completion
     "suffix": ("",),
 }
+_INSTEAD = {"response_format": "give json_schema instead"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -69,11 +70,15 @@ def text_for_llama_cpp(asked: Json) -> Json:
 def _checked(asked: Json, known: frozenset[str]) -> Json:
     body: dict[str, object] = {}
     for name, value in asked.items():
+        if value is None:
+            continue  # llama.cpp would take the null of json_schema for a schema, and that of grammar for one
         if name in known or is_tag(name):
             body[name] = value
-        elif value is not None and name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
-            raise bad_request(name, f"{name}: the embedded engine does not support it: leave it out")
+        elif name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
+            how = _INSTEAD.get(name, "leave it out")
+            raise bad_request(name, f"{name}: the embedded engine does not support it: {how}")
     check_values(body)
+    _check_one_shape(body)
     for name, strict, schema in _schemas(body):
         try:
             if strict:
@@ -85,6 +90,15 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
         return {**body, **_with_patterns(body)}
     except UnsupportedPattern as error:
         raise bad_request("response_format", f"response_format: a pattern with {error}") from error
+
+
+def _check_one_shape(body: Json) -> None:
+    """Of several shapes of an answer, llama.cpp takes one, or fails."""
+    format_ = body.get("response_format")
+    shaped = isinstance(format_, Mapping) and format_.get("type") != "text"
+    given = [name for name in ("grammar", "json_schema") if name in body] + ["response_format"] * shaped
+    if len(given) > 1:
+        raise bad_request(given[-1], f"{given[-1]}: the answer has a shape by {given[0]} already: give one of them")
 
 
 def _schemas(body: Json) -> list[tuple[str, bool, Json]]:
@@ -115,29 +129,32 @@ def _with_patterns(body: Json) -> dict[str, object]:
     """The fields with schemas, with their patterns translated."""
     changed: dict[str, object] = {}
     if "json_schema" in body:
-        changed["json_schema"] = with_patterns(body["json_schema"], strict=True)
+        changed["json_schema"] = _as_enforced(body["json_schema"], strict=True)
     format_ = body.get("response_format")
     if isinstance(format_, Mapping):
         strict = _named(body)[1]
         made = dict(format_)
         if isinstance(inner := made.get("json_schema"), Mapping) and "schema" in inner:
-            made["json_schema"] = {**inner, "schema": with_patterns(_as_object(inner["schema"]), strict=strict)}
+            made["json_schema"] = {**inner, "schema": _as_enforced(inner["schema"], strict=strict)}
         if "schema" in made:
-            made["schema"] = with_patterns(_as_object(made["schema"]), strict=strict)
+            made["schema"] = _as_enforced(made["schema"], strict=strict)
         changed["response_format"] = made
     if isinstance(tools := body.get("tools"), list):
         changed["tools"] = [_tool(tool) for tool in tools]
     return changed
 
 
-def _as_object(schema: object) -> object:
-    """`true`, which llama.cpp passes over, as the schema that means the same: any JSON."""
-    return {} if schema is True else schema
+def _as_enforced(schema: object, *, strict: bool) -> object:
+    """A schema as llama.cpp enforces it. It passes over `true`, which is any JSON. Raises UnsupportedPattern."""
+    if schema is True:
+        return {}
+    made = with_patterns(schema, strict=strict)
+    return with_plain_references(made) if isinstance(made, Mapping) else made
 
 
 def _tool(tool: object) -> object:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or not isinstance(function, Mapping) or "parameters" not in function:
         return tool
-    given = with_patterns(function["parameters"], strict=function.get("strict") is True)
+    given = _as_enforced(function["parameters"], strict=function.get("strict") is True)
     return {**tool, "function": {**function, "parameters": given}}

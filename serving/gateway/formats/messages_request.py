@@ -18,8 +18,11 @@ Chat = dict[str, object]
 _AS_THEY_ARE = frozenset({"model", "stream", "temperature", "top_p", "top_k", "max_tokens"})
 _READ = frozenset({"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "metadata"})
 _WITHOUT_EFFECT = frozenset(
-    {"cache_control", "inference_geo", "service_tier", "speed", "thinking", "user_profile_id", "workspace_id"}
-)
+    {
+        "cache_control", "context_management", "inference_geo", "service_tier", "speed", "thinking",
+        "user_profile_id", "workspace_id",
+    }
+)  # fmt: skip
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -73,7 +76,9 @@ def _user(blocks: list[object]) -> list[Chat]:
     parts: list[Chat] = []
     for block in blocks:
         if isinstance(block, Mapping) and block.get("type") == "tool_result":
-            results.append(_tool_result(block))
+            result, images = _tool_result(block)
+            results.append(result)
+            parts += images
         else:
             parts.append(_part(block))
     if not parts:
@@ -83,12 +88,18 @@ def _user(blocks: list[object]) -> list[Chat]:
     return [*results, {"role": "user", "content": parts}]
 
 
-def _tool_result(block: Json) -> Chat:
+def _tool_result(block: Json) -> tuple[Chat, list[Chat]]:
+    """The message with the text of a result, and its images: a chat has those from its user only."""
     content = block.get("content")
+    images: list[Chat] = []
+    if isinstance(content, list):
+        images = [_part(one) for one in content if isinstance(one, Mapping) and one.get("type") == "image"]
+        content = [one for one in content if not (isinstance(one, Mapping) and one.get("type") == "image")]
     text = "" if content is None else _joined("messages", content)
     if block.get("is_error"):
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": text_in("messages", block.get("tool_use_id")), "content": text}
+    result = {"role": "tool", "tool_call_id": text_in("messages", block.get("tool_use_id")), "content": text}
+    return result, images
 
 
 def _assistant(blocks: list[object]) -> list[Chat]:
@@ -144,6 +155,8 @@ def _tool(tool: object) -> Chat:
     function: Chat = {"name": text_in("tools", tool.get("name")), "parameters": tool.get("input_schema") or {}}
     if tool.get("description") is not None:
         function["description"] = text_in("tools", tool.get("description"))
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
 
 

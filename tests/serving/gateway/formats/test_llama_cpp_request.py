@@ -69,6 +69,16 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({"json_schema": {"not": {}}}, "json_schema"),
         ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+        ({"seed": "abc"}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"top_k": "40"}, "top_k"),
+        ({"repeat_penalty": "much"}, "repeat_penalty"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        ({"grammar": ["root"]}, "grammar"),
+        ({**_shaped({}), "json_schema": {}}, "response_format"),
+        ({**_shaped({}), "grammar": "root ::= [a]"}, "response_format"),
+        ({"json_schema": {}, "grammar": "root ::= [a]"}, "json_schema"),
     ],
 )
 def test_what_the_engine_would_not_do_is_refused_by_name(more: dict[str, Any], param: str) -> None:
@@ -89,6 +99,9 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
     assert chat_for_llama_cpp({**ASK, "response_format": nothing})["response_format"]["type"] == "text"
     for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}, {"prompt": ""}):
         assert text_for_llama_cpp(text) == text
+    for shape in ({"response_format": {"type": "json_object"}}, {"json_schema": {}, "grammar": "root ::= [a]"}):
+        with pytest.raises(ApiError, match="json_schema"):
+            text_for_llama_cpp({"prompt": "a", **shape})
     for missing in ({}, {"prompt": []}):
         with pytest.raises(ApiError, match="prompt: "):
             text_for_llama_cpp(missing)
@@ -115,6 +128,16 @@ def test_fields_without_effect_are_left_out() -> None:
     idle = {"user": "me", "store": True, "modalities": ["text"], "best_of": 1, "echo": False, "functions": None}
     assert chat_for_llama_cpp({**ASK, **idle, "seed": 1}) == {**ASK, "seed": 1}
     assert text_for_llama_cpp({"prompt": "a", "suffix": "", "metadata": {}}) == {"prompt": "a"}
+
+
+def test_null_is_no_shape_of_an_answer() -> None:
+    """llama.cpp would take a null grammar for one that allows everything, and a null schema for any object."""
+    schema = {"type": "integer"}
+    assert text_for_llama_cpp({"prompt": "a", "json_schema": schema, "grammar": None}) == {
+        "prompt": "a",
+        "json_schema": schema,
+    }
+    assert text_for_llama_cpp({"prompt": "a", "json_schema": None}) == {"prompt": "a"}
 
 
 def test_tools_that_are_not_strict_promise_nothing() -> None:

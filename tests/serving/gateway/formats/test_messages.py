@@ -23,7 +23,7 @@ pytestmark = [
 ]  # both are imported by what uses them: that takes two seconds, and every process of a test run collects this file
 ASK: list[Any] = [{"role": "user", "content": "hi there"}]
 DARK = {"type": "text", "text": "dark"}
-TOOL: Any = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
+TOOL: Any = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}, "strict": True}
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def test_thoughts_and_tool_calls_stream_as_blocks() -> None:
     assert (final.stop_reason, final.usage.input_tokens, final.usage.cache_read_input_tokens) == ("tool_use", 4, 3)
     kinds = [event.type for event in events]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
-    function = {"name": "look", "description": "Look.", "parameters": {"type": "object"}}
+    function = {"name": "look", "description": "Look.", "parameters": {"type": "object"}, "strict": True}
     assert got == [
         {
             "model": "m",
@@ -132,16 +132,25 @@ async def test_results_of_tools_become_messages_of_their_own() -> None:
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": [DARK], "is_error": True},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [DARK, {"type": "image", "source": image}],
+                    "is_error": True,
+                },
                 {"type": "text", "text": "Go on."},
             ],
         },
     ]
     async with asked_of(_engine(got, [{"content": "ok"}], "stop")) as client:
-        stream = await client.messages.create(model="m", max_tokens=9, messages=said, stream=True)
+        edits = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}  # Claude Code's
+        stream = await client.messages.create(
+            model="m", max_tokens=9, messages=said, stream=True, extra_body=edits
+        )
         assert [event.type async for event in stream][-1] == "message_stop"
     function = {"name": "look", "arguments": '{"at": "x"}'}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    assert got[0].keys() == {"model", "max_tokens", "messages", "stream", "stream_options"}
     assert got[0]["messages"] == [
         {"role": "user", "content": [{"type": "text", "text": "Look"}, picture]},
         {
@@ -150,7 +159,7 @@ async def test_results_of_tools_become_messages_of_their_own() -> None:
             "tool_calls": [{"id": "c1", "type": "function", "function": function}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "Error: dark"},
-        {"role": "user", "content": "Go on."},
+        {"role": "user", "content": [picture, {"type": "text", "text": "Go on."}]},
     ]
 
 
