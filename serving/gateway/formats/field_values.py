@@ -19,10 +19,12 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {  # the least and the most
     "min_p": (0, 1),
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
 }
 _ANY_NUMBER = (
     "dry_base", "dry_multiplier", "dynatemp_exponent", "dynatemp_range", "mirostat_eta", "mirostat_tau",
-    "repeat_penalty", "top_n_sigma", "typical_p", "xtc_probability", "xtc_threshold",
+    "repeat_penalty", "top_n_sigma", "typical_p",
 )  # fmt: skip
 _WHOLE: Mapping[str, int] = {  # the least
     "max_tokens": 1,
@@ -33,9 +35,9 @@ _WHOLE: Mapping[str, int] = {  # the least
     "top_k": -1,
     "min_keep": 0,
     "mirostat": 0,
-    "repeat_last_n": -1,
+    "repeat_last_n": 0,
     "dry_allowed_length": 0,
-    "dry_penalty_last_n": -1,
+    "dry_penalty_last_n": 0,
 }
 _FLAGS = ("add_generation_prompt", "continue_final_message", "ignore_eos", "parallel_tool_calls")
 _TEXTS = ("grammar", "model", "reasoning_format")

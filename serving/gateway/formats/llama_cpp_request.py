@@ -67,6 +67,27 @@ def text_for_llama_cpp(asked: Json) -> Json:
     return _checked(asked, _TEXT)
 
 
+def without_prefill(answer: Json, body: Json) -> Json:
+    """A whole answer without the beginning that the client gave it, as the last message, by the assistant: llama.cpp
+    repeats that in whole answers, though not in streams."""
+    messages, choices = body.get("messages"), answer.get("choices")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, Mapping) or last.get("role") != "assistant" or not isinstance(choices, list):
+        return answer
+    content = last.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    begun = "".join(text for part in parts if isinstance(part, Mapping) and isinstance(text := part.get("text"), str))
+    return {**answer, "choices": [_beyond(begun, choice) for choice in choices]}
+
+
+def _beyond(begun: str, choice: object) -> object:
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    said = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(choice, Mapping) or not isinstance(message, Mapping) or not isinstance(said, str):
+        return choice
+    return {**choice, "message": {**message, "content": said.removeprefix(begun)}}
+
+
 def _checked(asked: Json, known: frozenset[str]) -> Json:
     body: dict[str, object] = {}
     for name, value in asked.items():

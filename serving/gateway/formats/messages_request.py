@@ -53,20 +53,30 @@ def chat_of_messages(asked: Json) -> Chat:
 
 
 def _messages(asked: Json) -> list[Chat]:
-    messages: list[Chat] = []
-    if (system := asked.get("system")) is not None:
-        messages.append({"role": "system", "content": _joined("system", system)})
-    said = list_in("messages", asked.get("messages"))
-    if not said:
-        raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
-    for message in said:
+    systems = [] if (system := asked.get("system")) is None else [_joined("system", system)]
+    turns: list[tuple[str, list[object]]] = []
+    for message in list_in("messages", asked.get("messages")):
         role = message.get("role") if isinstance(message, Mapping) else None
-        if not isinstance(message, Mapping) or role not in ("user", "assistant"):
-            raise bad_request("messages", f"messages: a message's role must be user or assistant, not {role!r}")
+        if not isinstance(message, Mapping) or role not in ("user", "assistant", "system"):
+            raise bad_request(
+                "messages", f"messages: a message's role must be user, assistant or system, not {str(role)[:60]!r}"
+            )
         content = message.get("content")
+        if role == "system" and not turns:
+            systems.append(_joined("messages", content))
+            continue
+        speaker = "assistant" if role == "assistant" else "user"  # many templates refuse a system message here
         whole: list[object] = [{"type": "text", "text": content}]
         blocks = whole if isinstance(content, str) else list_in("messages", content)
-        messages += _user(blocks) if role == "user" else _assistant(blocks)
+        if turns and turns[-1][0] == speaker:  # Anthropic's API joins them, too
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((speaker, list(blocks)))
+    if not turns:
+        raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
+    messages: list[Chat] = [{"role": "system", "content": "\n".join(systems)}] if systems else []
+    for speaker, blocks in turns:
+        messages += _user(blocks) if speaker == "user" else _assistant(blocks)
     return messages
 
 

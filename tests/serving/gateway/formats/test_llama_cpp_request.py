@@ -8,7 +8,11 @@ import pytest
 
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.formats.apis import MESSAGES, RESPONSES_API, Api, at_engine
-from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
+from ramify.serving.gateway.formats.llama_cpp_request import (
+    chat_for_llama_cpp,
+    text_for_llama_cpp,
+    without_prefill,
+)
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -158,3 +162,12 @@ def test_schema_true_is_any_json() -> None:
 def test_patterns_are_translated() -> None:
     body: Any = chat_for_llama_cpp({**ASK, **_shaped({"type": "string", "pattern": r"^\d$"})})
     assert body["response_format"]["json_schema"]["schema"]["pattern"] == r"^[\x30-\x39]$"
+
+
+@pytest.mark.parametrize("begun", ["The city of", [{"type": "text", "text": "The city"}, {"type": "text", "text": " of"}]])
+def test_the_beginning_of_an_answer_that_the_client_gave_is_not_repeated(begun: object) -> None:
+    asked = {"messages": [*ASK["messages"], {"role": "assistant", "content": begun}]}
+    said = [{"message": {"content": text}} for text in ("The city of Bern", "Bern", None)]
+    cut: Any = without_prefill({"id": "a", "choices": said}, asked)
+    assert [choice["message"]["content"] for choice in cut["choices"]] == [" Bern", "Bern", None]
+    assert without_prefill({"choices": said}, ASK) == {"choices": said}

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.serving.gateway.formats.messages_request import chat_of_messages
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.testing import Fault, ScriptedModel
 from ramify.serving.types import ChatResult
@@ -163,6 +164,30 @@ async def test_results_of_tools_become_messages_of_their_own() -> None:
     ]
 
 
+def test_turns_of_one_speaker_are_one_and_a_later_system_message_is_the_users() -> None:
+    """As Claude Code sends them; many chat templates refuse a system message in the middle, or two turns in a row."""
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "system", "content": "Today is Monday."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "dark"}]},
+        {"role": "system", "content": [{"type": "text", "text": "Hurry."}]},
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "It "},
+        {"role": "assistant", "content": "is"},
+    ]
+    body: Any = chat_of_messages({"max_tokens": 1, "system": "You look.", "messages": said})
+    assert [(one["role"], one["content"]) for one in body["messages"]] == [
+        ("system", "You look.\nBe brief."),
+        ("user", "hi\nToday is Monday."),
+        ("assistant", None),
+        ("tool", "dark"),
+        ("user", "Hurry.\nGo on."),
+        ("assistant", "It is"),
+    ]
+
+
 async def test_tags_reach_the_scheduler_and_refusals_have_anthropics_shape() -> None:
     import anthropic
 
@@ -204,7 +229,8 @@ async def test_errors_have_anthropics_shape() -> None:
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages"),
-        ({"messages": [{"role": "system", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "system", "content": "hi"}]}, "messages"),  # and nothing else
+        ({"messages": [{"role": "alien", "content": "hi"}]}, "messages"),
         ({"messages": []}, "messages"),
         ({"mcp_servers": []}, "mcp_servers"),
         ({"max_tokens": 0}, "max_tokens"),
