@@ -31,7 +31,8 @@ _NAMES = {
     **dict.fromkeys(
         (
             ".cursor", ".claude", ".codex", ".gemini", ".mcp.json", ".opencode", "opencode.json", "opencode.jsonc",
-            ".roo", ".kiro", ".qwen", ".amazonq", ".windsurf",
+            ".roo", ".kiro", ".qwen", ".amazonq", ".windsurf", ".kilocode", ".trae", ".factory", ".continue",
+            ".aider.conf.yml", ".crush.json", "crush.json",
         ),
         AGENT,
     ),
@@ -55,6 +56,8 @@ def reason(path: str, holds: Callable[[str], bool]) -> str:
         return _SUFFIXES[name]
     if ".hg" in parts[:-1] and parts[-1] in _HG:
         return "Mercurial runs what it names"
+    if ".jj" in parts[:-1] and parts[-1] == "config.toml":
+        return "Jujutsu runs what it names"
     return GIT if _acts_in_git(path, parts, holds) else ""
 
 

@@ -21,6 +21,7 @@ import hmac
 import ipaddress
 import json
 import re
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -35,10 +36,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 JSON = "application/json"
+REQUEST_ID = "x-request-id"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing here
 _OWN_SITE = frozenset({b"same-origin", b"none"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_](?:[a-z0-9_.-]{0,253})))(?::([0-9]{0,5}))?")
+_NAME = re.compile(r"[!-~]{1,200}")
 _ABSOLUTE = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 _PRIVATE_NETWORK = b"access-control-request-private-network"
 _ANSWER_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
@@ -209,11 +212,19 @@ class Guard:
         elif refusal is None:
             await self._app(scope, receive, with_headers)
         else:
+            added.append((REQUEST_ID.encode(), request_id(scope["headers"]).encode()))
             await _answer(refusal, with_headers)
 
     def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> AccessRefusal | None:
         """The policy's refusal. A server that needs more checks overrides this."""
         return self._policy.refusal(method, headers, http_version)
+
+
+def request_id(headers: Headers = ()) -> str:
+    """The name of a request: its own if it gave one, else a new one, which no other server has."""
+    said = _all(headers, REQUEST_ID.encode())
+    own = said[0].decode("latin-1") if said else ""
+    return own if _NAME.fullmatch(own) else f"req_{secrets.token_hex(12)}"
 
 
 def shown_keys(headers: Headers) -> list[bytes]:
@@ -304,7 +315,7 @@ def _cross_site(header: str) -> AccessRefusal:
 
 def _cors(origin: bytes) -> Headers:
     """What lets a page of that origin read the answer."""
-    exposed = b"x-request-id, request-id, retry-after, x-should-retry"
+    exposed = b"x-request-id, request-id, retry-after, retry-after-ms, x-should-retry"
     return [
         (b"access-control-allow-origin", origin),
         (b"access-control-expose-headers", exposed),

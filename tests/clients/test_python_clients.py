@@ -114,7 +114,10 @@ async def test_anthropic_helpers(served: str) -> None:
         async with client.messages.stream(**asked) as stream:
             text = "".join([piece async for piece in stream.text_stream])
             final = await stream.get_final_message()
+        begun: list[Any] = [*ASK, {"role": "assistant", "content": "Once there"}]
+        goes_on = await client.messages.create(**{**asked, "messages": begun})
         counted = await client.messages.count_tokens(model="any", messages=ASK)
+    assert not goes_on.content[0].text.startswith("Once there")
     assert (whole.content[0].text, whole.stop_reason) == (text, "max_tokens")
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 4)
     assert counted.input_tokens == whole.usage.input_tokens == final.usage.input_tokens

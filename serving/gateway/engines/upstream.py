@@ -35,7 +35,7 @@ _MOST_STATUS = 64 * 1024  # bytes read of a health page: that the server answers
 _MOST_METRICS = 16 * 1024 * 1024
 _MOST_ERROR = 1024 * 1024
 _MOST_ANSWER = 256 * 1024 * 1024  # twenty times 4,096 tokens with the most log-probabilities that there are
-_RETRY = ("retry-after", "x-should-retry")  # headers of a refusal that the client gets
+_RETRY = ("retry-after", "retry-after-ms", "x-should-retry")  # headers of a refusal that the client gets
 _JSON = {"content-type": "application/json"}
 _NONE: Mapping[str, str] = {}
 _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
@@ -289,7 +289,7 @@ class Upstream:
             return ApiError(503, "upstream_busy", said_by, headers=headers, lost=True)
         if status >= 500 and status != 501:
             said_by = f"the engine at {self.shown} answered {status}: {message}"
-            return ApiError(502, "upstream_failed", said_by, lost=True)
+            return ApiError(502, "upstream_failed", said_by, headers=headers, lost=True)
         if is_too_long(detail):
             code = "context_length_exceeded"
         endpoint = path[path.rfind("/v1/") :]

@@ -11,11 +11,17 @@ with a number that means nothing, would be answered as if the field were not the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from ramify.serving.gateway.errors import ApiError, bad_request, list_in
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern
-from ramify.serving.gateway.formats.schema_keywords import NotEnforced, check_schema, with_patterns
+from ramify.serving.gateway.formats.schema_keywords import (
+    NotEnforced,
+    check_schema,
+    with_patterns,
+    with_plain_references,
+)
 from ramify.serving.protocol.tags import is_tag
 
 Json = Mapping[str, object]
@@ -25,13 +31,28 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {  # the least and the most
     "min_p": (0, 1),
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
 }
+_ANY_NUMBER = (
+    "dry_base", "dry_multiplier", "dynatemp_exponent", "dynatemp_range", "mirostat_eta", "mirostat_tau",
+    "repeat_penalty", "top_n_sigma", "typical_p",
+)  # fmt: skip
 _WHOLE: Mapping[str, int] = {  # the least
     "max_tokens": 1,
     "max_completion_tokens": 1,
     "n": 1,
     "top_logprobs": 0,
+    "n_probs": 0,
+    "top_k": -1,
+    "min_keep": 0,
+    "mirostat": 0,
+    "repeat_last_n": 0,
+    "dry_allowed_length": 0,
+    "dry_penalty_last_n": 0,
 }
+_FLAGS = ("add_generation_prompt", "continue_final_message", "ignore_eos", "parallel_tool_calls")
+_TEXTS = ("grammar", "model", "reasoning_format")
 _OBJECTS = ("stream_options", "chat_template_kwargs")
 _LARGEST = 2**31 - 1  # llama.cpp takes a larger number for the rest of its division by 2^32
 _FORMATS = ("text", "json_object", "json_schema")
@@ -47,6 +68,17 @@ def check_values(body: Json) -> None:
         value = body.get(name)
         if value is not None and not (type(value) is int and least <= value <= _LARGEST):
             raise bad_request(name, f"{name}: must be a whole number from {least} to {_LARGEST}")
+    for name in _ANY_NUMBER:
+        if body.get(name) is not None and not _in_range(body[name], -math.inf, math.inf):
+            raise bad_request(name, f"{name}: must be a number")
+    if body.get("seed") is not None and type(body["seed"]) is not int:
+        raise bad_request("seed", "seed: must be a whole number")
+    for name in _FLAGS:
+        if body.get(name) is not None and not isinstance(body[name], bool):
+            raise bad_request(name, f"{name}: must be true or false")
+    for name in _TEXTS:
+        if body.get(name) is not None and not isinstance(body[name], str):
+            raise bad_request(name, f"{name}: must be a text")
     for name in _OBJECTS:
         if body.get(name) is not None and not isinstance(body[name], Mapping):
             raise bad_request(name, f"{name}: must be an object")
@@ -197,12 +229,11 @@ _SAMPLING = frozenset(
     }
 )  # fmt: skip
 _BOTH = _SAMPLING | {
-    "grammar", "json_schema", "logprobs", "max_tokens", "model", "n", "n_probs", "response_format", "stop", "stream",
-    "stream_options",
+    "grammar", "json_schema", "logprobs", "max_tokens", "model", "n", "n_probs", "stop", "stream", "stream_options",
 }  # fmt: skip
 _CHAT = _BOTH | {
     "add_generation_prompt", "chat_template_kwargs", "continue_final_message", "max_completion_tokens", "messages",
-    "parallel_tool_calls", "reasoning_format", "tool_choice", "tools", "top_logprobs",
+    "parallel_tool_calls", "reasoning_format", "response_format", "tool_choice", "tools", "top_logprobs",
 }  # fmt: skip
 _TEXT = _BOTH | {"prompt"}
 _WITHOUT_EFFECT = frozenset(
@@ -215,8 +246,10 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values that ask for what 
     "best_of": (1,),
     "echo": (False,),
     "modalities": (["text"],),
+    "response_format": ({"type": "text"},),  # of a text completion
     "suffix": ("",),
 }
+_INSTEAD = {"response_format": "give json_schema instead"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -239,14 +272,39 @@ def text_for_llama_cpp(asked: Json) -> Json:
     return _checked(asked, _TEXT)
 
 
+def without_prefill(answer: Json, body: Json) -> Json:
+    """A whole answer without the beginning that the client gave it, as the last message, by the assistant: llama.cpp
+    repeats that in whole answers, though not in streams."""
+    messages, choices = body.get("messages"), answer.get("choices")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, Mapping) or last.get("role") != "assistant" or not isinstance(choices, list):
+        return answer
+    content = last.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    begun = "".join(text for part in parts if isinstance(part, Mapping) and isinstance(text := part.get("text"), str))
+    return {**answer, "choices": [_beyond(begun, choice) for choice in choices]}
+
+
+def _beyond(begun: str, choice: object) -> object:
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    said = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(choice, Mapping) or not isinstance(message, Mapping) or not isinstance(said, str):
+        return choice
+    return {**choice, "message": {**message, "content": said.removeprefix(begun)}}
+
+
 def _checked(asked: Json, known: frozenset[str]) -> Json:
     body: dict[str, object] = {}
     for name, value in asked.items():
+        if value is None:
+            continue  # llama.cpp would take the null of json_schema for a schema, and that of grammar for one
         if name in known or is_tag(name):
             body[name] = value
-        elif value is not None and name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
-            raise bad_request(name, f"{name}: the embedded engine does not support it: leave it out")
+        elif name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
+            how = _INSTEAD.get(name, "leave it out")
+            raise bad_request(name, f"{name}: the embedded engine does not support it: {how}")
     check_values(body)
+    _check_one_shape(body)
     for name, strict, schema in _schemas(body):
         try:
             if strict:
@@ -258,6 +316,15 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
         return {**body, **_with_patterns(body)}
     except UnsupportedPattern as error:
         raise bad_request("response_format", f"response_format: a pattern with {error}") from error
+
+
+def _check_one_shape(body: Json) -> None:
+    """Of several shapes of an answer, llama.cpp takes one, or fails."""
+    format_ = body.get("response_format")
+    shaped = isinstance(format_, Mapping) and format_.get("type") != "text"
+    given = [name for name in ("grammar", "json_schema") if name in body] + ["response_format"] * shaped
+    if len(given) > 1:
+        raise bad_request(given[-1], f"{given[-1]}: the answer has a shape by {given[0]} already: give one of them")
 
 
 def _schemas(body: Json) -> list[tuple[str, bool, Json]]:
@@ -288,29 +355,32 @@ def _with_patterns(body: Json) -> dict[str, object]:
     """The fields with schemas, with their patterns translated."""
     changed: dict[str, object] = {}
     if "json_schema" in body:
-        changed["json_schema"] = with_patterns(body["json_schema"], strict=True)
+        changed["json_schema"] = _as_enforced(body["json_schema"], strict=True)
     format_ = body.get("response_format")
     if isinstance(format_, Mapping):
         strict = _named(body)[1]
         made = dict(format_)
         if isinstance(inner := made.get("json_schema"), Mapping) and "schema" in inner:
-            made["json_schema"] = {**inner, "schema": with_patterns(_as_object(inner["schema"]), strict=strict)}
+            made["json_schema"] = {**inner, "schema": _as_enforced(inner["schema"], strict=strict)}
         if "schema" in made:
-            made["schema"] = with_patterns(_as_object(made["schema"]), strict=strict)
+            made["schema"] = _as_enforced(made["schema"], strict=strict)
         changed["response_format"] = made
     if isinstance(tools := body.get("tools"), list):
         changed["tools"] = [_tool(tool) for tool in tools]
     return changed
 
 
-def _as_object(schema: object) -> object:
-    """`true`, which llama.cpp passes over, as the schema that means the same: any JSON."""
-    return {} if schema is True else schema
+def _as_enforced(schema: object, *, strict: bool) -> object:
+    """A schema as llama.cpp enforces it. It passes over `true`, which is any JSON. Raises UnsupportedPattern."""
+    if schema is True:
+        return {}
+    made = with_patterns(schema, strict=strict)
+    return with_plain_references(made) if isinstance(made, Mapping) else made
 
 
 def _tool(tool: object) -> object:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or not isinstance(function, Mapping) or "parameters" not in function:
         return tool
-    given = with_patterns(function["parameters"], strict=function.get("strict") is True)
+    given = _as_enforced(function["parameters"], strict=function.get("strict") is True)
     return {**tool, "function": {**function, "parameters": given}}

@@ -25,8 +25,11 @@ Chat = dict[str, object]
 _AS_THEY_ARE = frozenset({"model", "stream", "temperature", "top_p", "top_k", "max_tokens"})
 _READ = frozenset({"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "metadata"})
 _WITHOUT_EFFECT = frozenset(
-    {"cache_control", "inference_geo", "service_tier", "speed", "thinking", "user_profile_id", "workspace_id"}
-)
+    {
+        "cache_control", "context_management", "inference_geo", "service_tier", "speed", "thinking",
+        "user_profile_id", "workspace_id",
+    }
+)  # fmt: skip
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -57,20 +60,30 @@ def chat_of_messages(asked: Json) -> Chat:
 
 
 def _messages(asked: Json) -> list[Chat]:
-    messages: list[Chat] = []
-    if (system := asked.get("system")) is not None:
-        messages.append({"role": "system", "content": _joined("system", system)})
-    said = list_in("messages", asked.get("messages"))
-    if not said:
-        raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
-    for message in said:
+    systems = [] if (system := asked.get("system")) is None else [_joined("system", system)]
+    turns: list[tuple[str, list[object]]] = []
+    for message in list_in("messages", asked.get("messages")):
         role = message.get("role") if isinstance(message, Mapping) else None
-        if not isinstance(message, Mapping) or role not in ("user", "assistant"):
-            raise bad_request("messages", f"messages: a message's role must be user or assistant, not {role!r}")
+        if not isinstance(message, Mapping) or role not in ("user", "assistant", "system"):
+            raise bad_request(
+                "messages", f"messages: a message's role must be user, assistant or system, not {str(role)[:60]!r}"
+            )
         content = message.get("content")
+        if role == "system" and not turns:
+            systems.append(_joined("messages", content))
+            continue
+        speaker = "assistant" if role == "assistant" else "user"  # many templates refuse a system message here
         whole: list[object] = [{"type": "text", "text": content}]
         blocks = whole if isinstance(content, str) else list_in("messages", content)
-        messages += _user(blocks) if role == "user" else _assistant(blocks)
+        if turns and turns[-1][0] == speaker:  # Anthropic's API joins them, too
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((speaker, list(blocks)))
+    if not turns:
+        raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
+    messages: list[Chat] = [{"role": "system", "content": "\n".join(systems)}] if systems else []
+    for speaker, blocks in turns:
+        messages += _user(blocks) if speaker == "user" else _assistant(blocks)
     return messages
 
 
@@ -80,7 +93,9 @@ def _user(blocks: list[object]) -> list[Chat]:
     parts: list[Chat] = []
     for block in blocks:
         if isinstance(block, Mapping) and block.get("type") == "tool_result":
-            results.append(_tool_result(block))
+            result, images = _tool_result(block)
+            results.append(result)
+            parts += images
         else:
             parts.append(_part(block))
     if not parts:
@@ -90,12 +105,18 @@ def _user(blocks: list[object]) -> list[Chat]:
     return [*results, {"role": "user", "content": parts}]
 
 
-def _tool_result(block: Json) -> Chat:
+def _tool_result(block: Json) -> tuple[Chat, list[Chat]]:
+    """The message with the text of a result, and its images: a chat has those from its user only."""
     content = block.get("content")
+    images: list[Chat] = []
+    if isinstance(content, list):
+        images = [_part(one) for one in content if isinstance(one, Mapping) and one.get("type") == "image"]
+        content = [one for one in content if not (isinstance(one, Mapping) and one.get("type") == "image")]
     text = "" if content is None else _joined("messages", content)
     if block.get("is_error"):
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": text_in("messages", block.get("tool_use_id")), "content": text}
+    result = {"role": "tool", "tool_call_id": text_in("messages", block.get("tool_use_id")), "content": text}
+    return result, images
 
 
 def _assistant(blocks: list[object]) -> list[Chat]:
@@ -151,6 +172,8 @@ def _tool(tool: object) -> Chat:
     function: Chat = {"name": text_in("tools", tool.get("name")), "parameters": tool.get("input_schema") or {}}
     if tool.get("description") is not None:
         function["description"] = text_in("tools", tool.get("description"))
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
 
 

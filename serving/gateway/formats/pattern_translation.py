@@ -17,6 +17,7 @@ _DIGITS: Ranges = [(0x30, 0x39)]
 _WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 _SPACE: Ranges = [(0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x3000, 0x3000)]
 _SETS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 
 
@@ -147,10 +148,9 @@ class _Translation:
             size = 2 if char == "x" else 4
             digits = self._pattern[self._at : self._at + size]
             self._at += size
-            try:
-                return int(digits, 16) if len(digits) == size else -1
-            except ValueError:
-                raise UnsupportedPattern(f"\\{char}{digits}") from None
+            if len(digits) < size or not set(digits) <= _HEXADECIMAL:
+                raise UnsupportedPattern(f"\\{char}{digits}")
+            return int(digits, 16)
         if char.isalnum():
             raise UnsupportedPattern(f"\\{char}")
         return ord(char)
@@ -167,7 +167,7 @@ class _Translation:
             if len(low) == 1 and low[0][0] == low[0][1] and dash == "-" and end not in ("]", ""):
                 self._at += 1
                 high = self._member(self._take())
-                if len(high) != 1 or high[0][0] < low[0][0]:
+                if len(high) != 1 or high[0][0] != high[0][1] or high[0][0] < low[0][0]:
                     raise UnsupportedPattern("a range in a class that is none")
                 low = [(low[0][0], high[0][1])]
             found += low

@@ -6,7 +6,9 @@ read. `check_schema` refuses those by name; `with_patterns` translates the patte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern, translated
 
@@ -21,10 +23,23 @@ _OBJECT = frozenset({"properties", "required", "additionalProperties"})
 _ARRAY = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"})
 _STRING = frozenset({"pattern", "format", "minLength", "maxLength"})
 _INTEGER = frozenset({"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"})
+_LOW, _HIGH = {"minimum": 0, "exclusiveMinimum": 1}, {"maximum": 0, "exclusiveMaximum": 1}
+_FARTHEST = 10**15 - 1  # the other bound where only one is given
+_LENGTHS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 _SCHEMAS_BY_NAME = frozenset({"properties", "$defs", "definitions", "patternProperties"})
+_FOLDERS = ("$defs", "definitions")
+_NO_RULE_CHARACTER = re.compile(r"[^a-zA-Z0-9-]+")
 _MOST_APART = 100  # alternatives of a oneOf: each is compared with each
 _FORMATS = frozenset({"date", "time", "date-time", "uuid", *(f"uuid{n}" for n in range(1, 6))})
+_DAY = (
+    r"(?:(?:000[1-9]|00[1-9]\d|0[1-9]\d{2}|[1-9]\d{3})"
+    r"-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+    r"|(?:\d{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{3})?(?:Z|[+\-](?:[01]\d|2[0-3]):[0-5]\d)"
+CALENDAR = {"date": f"^{_DAY}$", "date-time": f"^{_DAY}T{_TIME}$"}
+"""Formats as patterns: llama.cpp lets every month have 31 days."""
 _TYPES: Mapping[str, Callable[[object], bool]] = {
     "string": lambda v: isinstance(v, str),
     "integer": lambda v: isinstance(v, int) and not isinstance(v, bool),
@@ -50,8 +65,12 @@ class NotEnforced(ValueError):
 def check_schema(root: Json) -> None:
     """Raises NotEnforced for a schema that answers might not meet."""
     left: list[object] = [root, *_definitions(root)]
+    checked: set[int] = set()  # parts that are named by a reference, too
     while left:
-        left += _checked(left.pop(), root)
+        one = left.pop()
+        if id(one) not in checked:
+            checked.add(id(one))
+            left += _checked(one, root)
 
 
 def with_patterns(schema: object, *, strict: bool) -> object:
@@ -61,12 +80,14 @@ def with_patterns(schema: object, *, strict: bool) -> object:
         return [with_patterns(one, strict=strict) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, object] = {}
+    made = _both_bounds(schema)
     for name, one in schema.items():
         if name in _VALUES:
             made[name] = one
         elif name in _SCHEMAS_BY_NAME and isinstance(one, Mapping):
             made[name] = {key: with_patterns(value, strict=strict) for key, value in one.items()}
+        elif name == "format" and isinstance(one, str) and one in CALENDAR and "pattern" not in schema:
+            made["pattern"] = translated(CALENDAR[one])
         elif name != "pattern" or not isinstance(one, str):
             made[name] = with_patterns(one, strict=strict)
         else:
@@ -78,9 +99,68 @@ def with_patterns(schema: object, *, strict: bool) -> object:
     return made
 
 
+def _both_bounds(schema: Json) -> dict[str, object]:
+    """The bound that an integer with the other one lacks. From one bound alone llama.cpp makes a wrong rule: 14 meets
+    its `minimum` of 100, and -030 its `maximum` of -30."""
+    kinds = schema.get("type")
+    if kinds != "integer" and not (isinstance(kinds, list) and "integer" in kinds):
+        return {}
+    if schema.keys() & _LOW.keys():
+        return {} if schema.keys() & _HIGH.keys() else {"maximum": _FARTHEST}
+    return {"minimum": -_FARTHEST} if schema.keys() & _HIGH.keys() else {}
+
+
+def with_plain_references(root: Json) -> Json:
+    """The schema with references that llama.cpp tells apart.
+
+    It calls a rule of its grammar after a reference, with "-" for all that is no ASCII letter or digit. So
+    `#/$defs/Ä` and `#/$defs/Ö` would be one rule, that of the first.
+    """
+    named: dict[str, Json] = {}
+    for ref in _references(root):
+        with suppress(NotEnforced):
+            named[ref] = _target(ref, root)
+    if len({_NO_RULE_CHARACTER.sub("-", ref) for ref in named}) == len(named):
+        return root
+    plain = {ref: f"part{at}" for at, ref in enumerate(named)}
+    parts = {name: _renamed(named[ref], plain) for ref, name in plain.items()}
+    rest = _renamed({name: one for name, one in root.items() if name not in _FOLDERS}, plain)
+    return {**(rest if isinstance(rest, Mapping) else {}), "$defs": parts}
+
+
+def _references(root: Json) -> Iterator[str]:
+    left: list[object] = [root]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            if isinstance(ref := one.get("$ref"), str):
+                yield ref
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+
+
+def _renamed(of: object, plain: Mapping[str, str]) -> object:
+    """A part of a schema with other names for what it refers to."""
+    if isinstance(of, list):
+        return [_renamed(one, plain) for one in of]
+    if not isinstance(of, Mapping):
+        return of
+    ref = of.get("$ref")
+    if isinstance(ref, str) and ref in plain:
+        return {**of, "$ref": f"#/$defs/{plain[ref]}"}
+    made: dict[str, object] = {}
+    for name, one in of.items():
+        if name in _SCHEMAS_BY_NAME and isinstance(one, Mapping):
+            made[name] = {key: _renamed(value, plain) for key, value in one.items()}
+        else:
+            made[name] = one if name in _VALUES else _renamed(one, plain)
+    return made
+
+
 def _definitions(root: Json) -> Iterator[object]:
-    for name in ("$defs", "definitions"):
-        if isinstance(found := root.get(name), Mapping):
+    for folder in _FOLDERS:
+        if isinstance(found := root.get(folder), Mapping):
             yield from found.values()
 
 
@@ -90,34 +170,61 @@ def _checked(schema: object, root: Json) -> list[object]:
         raise NotEnforced("true or false in place of a schema")
     names = {name for name in schema if name not in _NOTES and not (name == "uniqueItems" and not schema[name])}
     if "$ref" in names:
-        ref = schema["$ref"]
         _only(names, {"$ref"}, "$ref")
-        if not isinstance(ref, str) or not ref.startswith("#/"):
-            raise NotEnforced(f"$ref {str(ref)[:60]!r}, which does not begin with #/")
-        return []
+        return [_target(schema["$ref"], root)]
     for union in ("anyOf", "oneOf"):
         if union in names:
             _only(names, {union}, union)
-            parts = _listed(schema, union)
+            parts = _choices(schema, union)
             if union == "oneOf" and not _apart(parts, root):
                 raise NotEnforced("oneOf whose alternatives are not told apart by type, const or enum (anyOf is)")
             return parts
     for fixed in ("const", "enum"):
         if fixed in names:
             _only(names, {fixed, "type"}, fixed)
-            values = [schema["const"]] if fixed == "const" else _listed(schema, "enum")
+            values = [schema["const"]] if fixed == "const" else _choices(schema, "enum")
             if not all(any(_TYPES[kind](value) for kind in _types(schema)) for value in values):
                 raise NotEnforced(f"{fixed} with a value that is not of its type")
             return []
     return _of_types(schema, names)
 
 
+def _target(ref: object, root: Json) -> Json:
+    """The schema that a reference names. llama.cpp takes each part as it is written, and has `$defs` at the top
+    only."""
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        raise NotEnforced(f"$ref {str(ref)[:60]!r}, which does not begin with #/")
+    found: object = root
+    by_name = False  # is the next part a name, and no keyword?
+    for at, part in enumerate(ref[2:].split("/")):
+        if isinstance(found, Mapping) and part in found and (by_name or _leads_on(part, at)):
+            found, by_name = found[part], not by_name and part in _SCHEMAS_BY_NAME
+        elif isinstance(found, list) and part.isdecimal() and len(part) < 6 and int(part) < len(found):
+            found, by_name = found[int(part)], False
+        else:
+            found = None
+            break
+    if by_name or not isinstance(found, Mapping):
+        raise NotEnforced(f"$ref {ref[:60]!r}, which names no schema")
+    return found
+
+
+def _leads_on(keyword: str, at: int) -> bool:
+    """Can a reference go through this keyword to a schema?"""
+    return keyword not in _VALUES and (keyword != "$defs" or at == 0)
+
+
 def _of_types(schema: Json, names: set[str]) -> list[object]:
     kinds = _types(schema) if "type" in names else _implied(names)
+    if not kinds and (bounds := names & _KEYWORDS["number"]):
+        raise NotEnforced(f"{min(bounds)} without a type")
     foreign = {name for kind, own in _KEYWORDS.items() if kind not in kinds for name in own}
     for kind in kinds:
         foreign -= _KEYWORDS.get(kind, frozenset())
     asked = names - foreign - {"type"}  # a keyword of another type says nothing
+    for name in asked & _LENGTHS:
+        if not isinstance(schema[name], int) or isinstance(schema[name], bool) or schema[name] < 0:
+            raise NotEnforced(f"{name} that is no whole number from 0 on")
     allowed = frozenset[str]()
     inner: list[object] = []
     for kind in kinds:
@@ -143,8 +250,10 @@ def _object(schema: Json) -> list[object]:
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping):
         raise NotEnforced("properties that are no object")
+    if clash := properties.keys() & {"$ref", "$defs"}:
+        raise NotEnforced(f"a property that is called {min(clash)}")
     for name in _listed(schema, "required"):
-        if name not in properties:
+        if not isinstance(name, str) or name not in properties:
             raise NotEnforced(f"required {str(name)[:60]!r}, which is not in properties")
     more = schema.get("additionalProperties")
     return [*properties.values(), *([more] if isinstance(more, Mapping) else [])]
@@ -170,7 +279,7 @@ def _string(schema: Json, names: set[str] | frozenset[str]) -> None:
         _only(set(names), {ruling}, ruling)
     if "type" not in schema and names & {"minLength", "maxLength"}:
         raise NotEnforced("minLength or maxLength without type string")
-    if "format" in names and schema["format"] not in _FORMATS:
+    if "format" in names and str(schema["format"]) not in _FORMATS:
         raise NotEnforced(f"format {str(schema['format'])[:60]!r} (enforced: {', '.join(sorted(_FORMATS))})")
     if "pattern" in names:
         if not isinstance(schema["pattern"], str):
@@ -187,6 +296,10 @@ def _integer(schema: Json) -> None:
         raise NotEnforced("a bound of an integer that is no whole number")
     if {"minimum", "exclusiveMinimum"} <= schema.keys() or {"maximum", "exclusiveMaximum"} <= schema.keys():
         raise NotEnforced("a bound beside its exclusive form")
+    low = [bound + exclusive for name, exclusive in _LOW.items() if isinstance(bound := schema.get(name), int)]
+    high = [bound - exclusive for name, exclusive in _HIGH.items() if isinstance(bound := schema.get(name), int)]
+    if low and high and low > high:
+        raise NotEnforced("bounds that no integer meets")
 
 
 def _types(schema: Json) -> list[str]:
@@ -196,6 +309,8 @@ def _types(schema: Json) -> list[str]:
         if not isinstance(kind, str) or kind not in _TYPES:
             raise NotEnforced(f"type {str(kind)[:60]!r}")
         kinds.append(kind)
+    if not kinds:
+        raise NotEnforced("type without an entry")
     return kinds
 
 
@@ -253,6 +368,12 @@ def _values(schema: Json) -> dict[str, frozenset[str]]:
 def _only(names: set[str], allowed: set[str] | frozenset[str], beside: str) -> None:
     if more := names - allowed:
         raise NotEnforced(f"{min(more)} beside {beside}")
+
+
+def _choices(schema: Json, name: str) -> list[object]:
+    if not (said := _listed(schema, name)):
+        raise NotEnforced(f"{name} without an entry")
+    return said
 
 
 def _listed(schema: Json, name: str) -> list[object]:

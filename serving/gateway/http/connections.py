@@ -30,7 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError, bad_request, no_descriptor
 from ramify.serving.gateway.records.logs import log
-from ramify.serving.http_guard import with_target_host
+from ramify.serving.http_guard import REQUEST_ID, request_id, with_target_host
 
 _RESERVED = 64  # for the listener, engines, the analyzer, log files, health questions, and clients that are sent away
 _MOST_READ = 64 * 1024  # bytes of a request that are read before its connection is closed
@@ -124,6 +124,7 @@ def response(error: ApiError) -> bytes:
     """The HTTP response that says an error and ends its connection."""
     body = sse.encode(error.body())
     head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+    head += f"{REQUEST_ID}: {request_id()}\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in error.headers.items())
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 

@@ -51,7 +51,7 @@ from ramify.serving.gateway.errors import (
     infeasible,
 )
 from ramify.serving.gateway.formats.apis import AnswerFormat, Api, ChunkFormat, at_engine
-from ramify.serving.gateway.formats.llama_cpp_request import check_prompt_length
+from ramify.serving.gateway.formats.llama_cpp_request import check_prompt_length, without_prefill
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import (
     ClientResponse,
@@ -282,6 +282,8 @@ class Endpoint:
         answer = await _of(replica).post(work.dialect.path, _encoded(body), headers)
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
+        if replica.traits.llama_cpp:
+            answer = without_prefill(answer, work.body)
         call.cut = was_cut(answer)
         usage, details = usage_of(answer), details_of(answer)
         gateway.answered(call, replica, work.body, work.dialect, usage, answer.get("id"), details)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
-import secrets
 from collections.abc import Callable, Mapping
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +19,7 @@ from ramify.serving.gateway.formats.apis import ErrorFormat
 from ramify.serving.gateway.formats.llama_cpp_request import check_characters
 from ramify.serving.gateway.gateway import BODY_S, UnfinishedBodies
 from ramify.serving.gateway.records.call_records import owned
+from ramify.serving.http_guard import REQUEST_ID, request_id
 from ramify.serving.protocol.agent_hints import read_hints, with_hints
 from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
 
@@ -35,9 +34,7 @@ _SSE = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
 ]
-REQUEST_ID = "x-request-id"
 _TRACES = ("traceparent", "tracestate")  # W3C Trace Context
-_NAME = re.compile(r"[!-~]{1,200}")
 
 
 class JsonResponse(Response):
@@ -233,11 +230,9 @@ def _finite(text: str) -> float:
 
 
 def traced(request: Request) -> dict[str, str]:
-    """The headers that name a request: for the engine, and back to the client. Its own id if it gave one, else a new
-    one, which no other gateway has."""
+    """The headers that name a request: for the engine, and back to the client."""
     found = {name: value for name in _TRACES if (value := request.headers.get(name)) and len(value) <= 512}
-    own = request.headers.get(REQUEST_ID, "")
-    return {**found, REQUEST_ID: own if _NAME.fullmatch(own) else f"req_{secrets.token_hex(12)}"}
+    return {**found, REQUEST_ID: request_id(request.scope["headers"])}
 
 
 async def client_left(receive: Receive) -> None:

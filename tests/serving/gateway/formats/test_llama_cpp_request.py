@@ -8,7 +8,11 @@ import pytest
 
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.formats.apis import MESSAGES, RESPONSES_API, Api, at_engine
-from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
+from ramify.serving.gateway.formats.llama_cpp_request import (
+    chat_for_llama_cpp,
+    text_for_llama_cpp,
+    without_prefill,
+)
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -69,6 +73,16 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({"json_schema": {"not": {}}}, "json_schema"),
         ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+        ({"seed": "abc"}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"top_k": "40"}, "top_k"),
+        ({"repeat_penalty": "much"}, "repeat_penalty"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        ({"grammar": ["root"]}, "grammar"),
+        ({**_shaped({}), "json_schema": {}}, "response_format"),
+        ({**_shaped({}), "grammar": "root ::= [a]"}, "response_format"),
+        ({"json_schema": {}, "grammar": "root ::= [a]"}, "json_schema"),
     ],
 )
 def test_what_the_engine_would_not_do_is_refused_by_name(more: dict[str, Any], param: str) -> None:
@@ -89,6 +103,9 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
     assert chat_for_llama_cpp({**ASK, "response_format": nothing})["response_format"]["type"] == "text"
     for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}, {"prompt": ""}):
         assert text_for_llama_cpp(text) == text
+    for shape in ({"response_format": {"type": "json_object"}}, {"json_schema": {}, "grammar": "root ::= [a]"}):
+        with pytest.raises(ApiError, match="json_schema"):
+            text_for_llama_cpp({"prompt": "a", **shape})
     for missing in ({}, {"prompt": []}):
         with pytest.raises(ApiError, match="prompt: "):
             text_for_llama_cpp(missing)
@@ -117,6 +134,16 @@ def test_fields_without_effect_are_left_out() -> None:
     assert text_for_llama_cpp({"prompt": "a", "suffix": "", "metadata": {}}) == {"prompt": "a"}
 
 
+def test_null_is_no_shape_of_an_answer() -> None:
+    """llama.cpp would take a null grammar for one that allows everything, and a null schema for any object."""
+    schema = {"type": "integer"}
+    assert text_for_llama_cpp({"prompt": "a", "json_schema": schema, "grammar": None}) == {
+        "prompt": "a",
+        "json_schema": schema,
+    }
+    assert text_for_llama_cpp({"prompt": "a", "json_schema": None}) == {"prompt": "a"}
+
+
 def test_tools_that_are_not_strict_promise_nothing() -> None:
     """So they are not refused; what the engine would misread is left out."""
     given = {"type": "object", "properties": {"a": {"type": "string", "format": "uri", "pattern": "(?=x)"}}}
@@ -135,3 +162,14 @@ def test_schema_true_is_any_json() -> None:
 def test_patterns_are_translated() -> None:
     body: Any = chat_for_llama_cpp({**ASK, **_shaped({"type": "string", "pattern": r"^\d$"})})
     assert body["response_format"]["json_schema"]["schema"]["pattern"] == r"^[\x30-\x39]$"
+
+
+@pytest.mark.parametrize(
+    "begun", ["The city of", [{"type": "text", "text": "The city"}, {"type": "text", "text": " of"}]]
+)
+def test_the_beginning_of_an_answer_that_the_client_gave_is_not_repeated(begun: object) -> None:
+    asked = {"messages": [*ASK["messages"], {"role": "assistant", "content": begun}]}
+    said = [{"message": {"content": text}} for text in ("The city of Bern", "Bern", None)]
+    cut: Any = without_prefill({"id": "a", "choices": said}, asked)
+    assert [choice["message"]["content"] for choice in cut["choices"]] == [" Bern", "Bern", None]
+    assert without_prefill({"choices": said}, ASK) == {"choices": said}

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.serving.gateway.formats.messages import chat_of_messages
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.testing import Fault, ScriptedModel
 from ramify.serving.types import ChatResult
@@ -23,7 +24,7 @@ pytestmark = [
 ]  # both are imported by what uses them: that takes two seconds, and every process of a test run collects this file
 ASK: list[Any] = [{"role": "user", "content": "hi there"}]
 DARK = {"type": "text", "text": "dark"}
-TOOL: Any = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
+TOOL: Any = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}, "strict": True}
 
 
 @asynccontextmanager
@@ -100,7 +101,7 @@ async def test_thoughts_and_tool_calls_stream_as_blocks() -> None:
     assert (final.stop_reason, final.usage.input_tokens, final.usage.cache_read_input_tokens) == ("tool_use", 4, 3)
     kinds = [event.type for event in events]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
-    function = {"name": "look", "description": "Look.", "parameters": {"type": "object"}}
+    function = {"name": "look", "description": "Look.", "parameters": {"type": "object"}, "strict": True}
     assert got == [
         {
             "model": "m",
@@ -132,16 +133,25 @@ async def test_results_of_tools_become_messages_of_their_own() -> None:
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": [DARK], "is_error": True},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [DARK, {"type": "image", "source": image}],
+                    "is_error": True,
+                },
                 {"type": "text", "text": "Go on."},
             ],
         },
     ]
     async with asked_of(_engine(got, [{"content": "ok"}], "stop")) as client:
-        stream = await client.messages.create(model="m", max_tokens=9, messages=said, stream=True)
+        edits = {
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+        }  # Claude Code's
+        stream = await client.messages.create(model="m", max_tokens=9, messages=said, stream=True, extra_body=edits)
         assert [event.type async for event in stream][-1] == "message_stop"
     function = {"name": "look", "arguments": '{"at": "x"}'}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    assert got[0].keys() == {"model", "max_tokens", "messages", "stream", "stream_options"}
     assert got[0]["messages"] == [
         {"role": "user", "content": [{"type": "text", "text": "Look"}, picture]},
         {
@@ -150,7 +160,31 @@ async def test_results_of_tools_become_messages_of_their_own() -> None:
             "tool_calls": [{"id": "c1", "type": "function", "function": function}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "Error: dark"},
+        {"role": "user", "content": [picture, {"type": "text", "text": "Go on."}]},
+    ]
+
+
+def test_turns_of_one_speaker_are_one_and_a_later_system_message_is_the_users() -> None:
+    """As Claude Code sends them; many chat templates refuse a system message in the middle, or two turns in a row."""
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "system", "content": "Today is Monday."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "dark"}]},
+        {"role": "system", "content": [{"type": "text", "text": "Hurry."}]},
         {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "It "},
+        {"role": "assistant", "content": "is"},
+    ]
+    body: Any = chat_of_messages({"max_tokens": 1, "system": "You look.", "messages": said})
+    assert [(one["role"], one["content"]) for one in body["messages"]] == [
+        ("system", "You look.\nBe brief."),
+        ("user", "hi\nToday is Monday."),
+        ("assistant", None),
+        ("tool", "dark"),
+        ("user", "Hurry.\nGo on."),
+        ("assistant", "It is"),
     ]
 
 
@@ -195,7 +229,8 @@ async def test_errors_have_anthropics_shape() -> None:
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages"),
-        ({"messages": [{"role": "system", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "system", "content": "hi"}]}, "messages"),  # and nothing else
+        ({"messages": [{"role": "alien", "content": "hi"}]}, "messages"),
         ({"messages": []}, "messages"),
         ({"mcp_servers": []}, "mcp_servers"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -63,6 +63,8 @@ def test_every_match_of_the_translation_is_a_match(pattern: str, examples: list[
         (r"[a", "its end"),
         (r"a\\"[:2], "its end"),
         (r"[z-a]", "range"),
+        (r"[+-\d]", "range"),  # not the range from + to 9
+        (r"\u1_00", r"\u1_00"),
     ],
 )
 def test_what_has_no_translation_is_named(pattern: str, part: str) -> None:

@@ -314,7 +314,7 @@ async def test_non_http_bytes_are_refused(tmp_path: Path, head: bytes) -> None:
     async with on_a_port(tmp_path) as (reader, writer, url):
         writer.write(head)
         said = await asyncio.wait_for(reader.read(), 20)
-        assert said.startswith(b"HTTP/1.1 4")
+        assert said.startswith(b"HTTP/1.1 4") and b"\r\nx-request-id: req_" in said
         assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         assert await stands(url)
 

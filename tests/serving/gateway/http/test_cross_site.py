@@ -74,6 +74,7 @@ async def test_dns_rebinding_page_reads_nothing(tmp_path: Path) -> None:
             error = json.loads(text)["error"]
             assert (status, error["code"], error["param"]) == (421, "host_not_allowed", "host"), path
             assert "--allow-host evil.test" in error["message"] and headers["content-type"] == "application/json"
+            assert headers["x-request-id"].startswith("req_")
         for path in POSTS:
             head = f"POST {path} HTTP/1.1\r\nhost: evil.test:{port}\r\norigin: http://evil.test:{port}\r\n"
             head += "content-type: application/json\r\n"

@@ -200,6 +200,7 @@ async def test_engine_scheduler_refusal_becomes_the_gateways_422(
         (403, {"detail": "no"}, {}, (502, "upstream_auth_failed", "gateway's key")),
         (503, {"error": {"message": "later"}}, {"retry-after": "7"}, (503, "upstream_busy", "later")),
         (503, {"error": {"message": "dying"}}, {}, (502, "upstream_failed", "dying")),
+        (529, {"error": {"message": "full"}}, {"retry-after": "7"}, (502, "upstream_failed", "full")),
         (404, {"detail": "model 'x' is not here"}, {}, (404, "upstream_refused", "model 'x' is not here")),
         (422, {"detail": [{"loc": ["body", "n"], "msg": "too big"}]}, {}, (422, "upstream_refused", "n: too big")),
         (
