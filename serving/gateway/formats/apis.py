@@ -28,6 +28,7 @@ from ramify.serving.gateway.formats.chat_message import MessageOfChat, error_typ
 from ramify.serving.gateway.formats.chat_response import ResponseOfChat
 from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
 from ramify.serving.gateway.formats.messages_request import chat_of_messages
+from ramify.serving.gateway.formats.model_list import ANTHROPIC_VERSION
 from ramify.serving.gateway.formats.response_request import chat_of_response
 from ramify.serving.protocol import wire
 
@@ -280,6 +281,7 @@ def at_engine(api: Api, *, llama_cpp: bool) -> Api:
     return _AT_LLAMA_CPP.get(api, api) if llama_cpp else api
 
 
-def errors_at(path: str) -> ErrorFormat:
-    """The format of errors at a path of the gateway."""
-    return ErrorFormat.MESSAGES if path.startswith(f"/v1{MESSAGES.path}") else ErrorFormat.CHUNKS
+def errors_at(path: str, headers: Mapping[str, str]) -> ErrorFormat:
+    """The format of errors at a path of the gateway, for a client that sent these headers."""
+    anthropic = path.startswith(f"/v1{MESSAGES.path}") or ANTHROPIC_VERSION in headers
+    return ErrorFormat.MESSAGES if anthropic else ErrorFormat.CHUNKS
