@@ -21,6 +21,7 @@ from ramify.runtime.langgraph.compat import (
     CONFIG_KEY_TASK_ID,
     ChannelWrite,
     RunnableCallable,
+    identifier,
     patch_configurable,
 )
 from ramify.runtime.langgraph.node.nested_graphs import Instrument, intercepted_graphs
@@ -68,6 +69,9 @@ class WorldNode(Runnable[Any, Any]):
         self.bound = bound
         self.session = session
         self.code = Code(bound)
+        self.cached_as = identifier(bound)
+        if self.cached_as is not None:  # by this name LangGraph's `clear_cache` finds the results of the node's function
+            self.__module__, _, self.__qualname__ = self.cached_as.rpartition(".")
         function = user_function(bound)
         named = node_sandbox_parameter if call is None else sandbox_parameter
         self.parameter = named(function) if function is not None else None
