@@ -95,7 +95,7 @@ class Fields(BaseModel):
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: Command(update=model), lambda m: [Command(update=m)]])
 def test_a_cached_model_writes_only_the_fields_that_were_set(wrap: Any, compile_graph: Any) -> None:
-    graph = StateGraph(Fields).add_node("only", lambda state: wrap(Fields(note="new")), cache_policy=CachePolicy())
+    graph = StateGraph(Fields).add_node("only", lambda state: wrap(Fields(name="new")), cache_policy=CachePolicy())
     app = compile_graph(graph.add_edge(START, "only"), cache=InMemoryCache())
     plain = graph.compile()
     given = {"name": "given", "note": "old"}
