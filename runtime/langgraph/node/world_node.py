@@ -70,7 +70,9 @@ class WorldNode(Runnable[Any, Any]):
         self.session = session
         self.code = Code(bound)
         self.cached_as = identifier(bound)
-        if self.cached_as is not None:  # by this name LangGraph's `clear_cache` finds the results of the node's function
+        if (
+            self.cached_as is not None
+        ):  # by this name LangGraph's `clear_cache` finds the results of the node's function
             self.__module__, _, self.__qualname__ = self.cached_as.rpartition(".")
         function = user_function(bound)
         named = node_sandbox_parameter if call is None else sandbox_parameter

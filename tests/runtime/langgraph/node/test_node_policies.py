@@ -93,7 +93,9 @@ class Fields(BaseModel):
     note: str | None = None
 
 
-@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: Command(update=model), lambda m: [Command(update=m)]])
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, lambda model: Command(update=model), lambda m: [Command(update=m)]]
+)
 def test_a_cached_model_writes_only_the_fields_that_were_set(wrap: Any, compile_graph: Any) -> None:
     graph = StateGraph(Fields).add_node("only", lambda state: wrap(Fields(name="new")), cache_policy=CachePolicy())
     app = compile_graph(graph.add_edge(START, "only"), cache=InMemoryCache())
