@@ -170,8 +170,8 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         return await super(WorldApp, self._updated_at(config)).abulk_update_state(config, supersteps)
 
     def _updated_at(self, config: RunnableConfig) -> Self:
-        """Return the graph for an update of its state at a checkpoint. LangGraph asks a subgraph to write a checkpoint
-        of its own, and a graph without the world channel would leave the files out."""
+        """Return the graph for an update of its state at a checkpoint. A subgraph writes its own checkpoint, and would
+        leave the files out without the world channel."""
         return _looking(self) if config.get(CONF, {}).get(CONFIG_KEY_CHECKPOINT_NS) else self
 
     def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
@@ -279,8 +279,8 @@ def _given(bound: Any) -> Any:
 
 
 def _looking(graph: _Graph) -> _Graph:
-    """Return a copy of the graph for its state. Tasks in its subgraphs' checkpoints wrote to the world channel, so the
-    subgraphs are copied with that channel too."""
+    """Return a copy of the graph for its state. Tasks in its subgraphs' checkpoints wrote to the world channel, so
+    the subgraphs are copied with that channel too."""
     looking = copy(graph)
     looking.channels = {ENV: WorldChannel(), **graph.channels}
     looking.stream_channels = graph.stream_channels_asis

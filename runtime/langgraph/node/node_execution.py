@@ -282,9 +282,8 @@ class NodeExecution:
     def _kept(self, value: Any) -> Any:
         """Return what the journal and the cache keep of a result."""
         loop = self._reading.invocation.loop
-        is_update = (
-            self._node.call is None and not self._node.starts and loop is not None and ROOT not in loop.channels
-        )
+        has_fields = loop is not None and ROOT not in loop.channels
+        is_update = has_fields and self._node.call is None and not self._node.starts
         return updates_only(value) if is_update else value
 
     def _packed(self, value: Any) -> tuple[str, bytes] | None:

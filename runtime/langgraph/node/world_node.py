@@ -69,10 +69,8 @@ class WorldNode(Runnable[Any, Any]):
         self.bound = bound
         self.session = session
         self.code = Code(bound)
-        self.cached_as = identifier(bound)
-        if (
-            self.cached_as is not None
-        ):  # by this name LangGraph's `clear_cache` finds the results of the node's function
+        self.cached_as = identifier(bound)  # the name by which LangGraph's `clear_cache` finds the node's results
+        if self.cached_as is not None:
             self.__module__, _, self.__qualname__ = self.cached_as.rpartition(".")
         function = user_function(bound)
         named = node_sandbox_parameter if call is None else sandbox_parameter
