@@ -170,8 +170,8 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
         return await super(WorldApp, self._updated_at(config)).abulk_update_state(config, supersteps)
 
     def _updated_at(self, config: RunnableConfig) -> Self:
-        """Return the graph for an update of its state at a checkpoint. A subgraph writes its own checkpoint, and would
-        leave the files out without the world channel."""
+        """Return the graph for an update of its state at a checkpoint. A subgraph without the world channel would
+        leave the files out of the checkpoint that it writes."""
         return _looking(self) if config.get(CONF, {}).get(CONFIG_KEY_CHECKPOINT_NS) else self
 
     def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
