@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 MODES = ("plain", "sync", "S", "B", "A", "C")
+_RESULTS_FILE = "results.jsonl"
 _MODE, _RESULTS, _FOLDER = "RAMIFY_SUITE_MODE", "RAMIFY_SUITE_RESULTS", "RAMIFY_SUITE_FOLDER"
 
 
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("tests", type=Path, help="the folder tests/ of an unpacked source distribution")
     parser.add_argument("--mode", choices=MODES, default="A")
     parser.add_argument("--json", type=Path, help="write each test's outcome here")
+    parser.add_argument("--resume", action="store_true", help="leave out the tests whose outcomes --json has already")
     parser.add_argument("--log", type=Path, help="append what pytest prints here")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds a test may take (60)")
     parser.add_argument("-k", dest="keyword", help="only tests that match, as in pytest")
@@ -59,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     outcomes: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(options.tests, Path(folder, "tests"))
+        if options.resume and options.json is not None and options.json.exists():
+            outcomes.update(json.loads(options.json.read_text())["tests"])
+            lines = (json.dumps(outcome) + "\n" for outcome in outcomes.items())
+            Path(folder, _RESULTS_FILE).write_text("".join(lines))
         while _run_slice(Path(folder), options, outcomes):
             if options.json is not None:
                 options.json.write_text(json.dumps({"mode": options.mode, "tests": outcomes}, indent=1))
@@ -73,7 +79,7 @@ def _gate(folder: Path, options: argparse.Namespace, outcomes: dict[str, str]) -
         again: dict[str, str] = {}
         chosen = argparse.Namespace(**{**vars(options), "mode": mode, "keyword": None, "workers": 0})
         chosen.files = [test.removeprefix("tests/") for test in failed]
-        (folder / "results.jsonl").unlink(missing_ok=True)
+        (folder / _RESULTS_FILE).unlink(missing_ok=True)
         while failed and _run_slice(folder, chosen, again):
             pass
         failed = [test for test in failed if (again.get(test) == "passed") == (mode == "plain")]
@@ -84,7 +90,7 @@ def _gate(folder: Path, options: argparse.Namespace, outcomes: dict[str, str]) -
 
 def _run_slice(folder: Path, options: argparse.Namespace, outcomes: dict[str, str]) -> bool:
     """Run tests that have no outcome yet, until the slice ends or the process dies. Returns False if none ran."""
-    results = folder / "results.jsonl"
+    results = folder / _RESULTS_FILE
     env = {
         **os.environ,
         _MODE: options.mode,

@@ -56,6 +56,7 @@ try:
         NULL_TASK_ID,
         RESUME,
     )
+    from langgraph._internal._fields import get_cached_annotated_keys, get_update_as_tuples
     from langgraph._internal._runnable import RunnableCallable, RunnableSeq, coerce_to_runnable
     from langgraph._internal._typing import MISSING
     from langgraph.pregel._algo import task_path_str
@@ -65,6 +66,9 @@ try:
     from langgraph.pregel._write import ChannelWrite
 except ImportError as error:
     raise LangGraphChanged.name("langgraph", str(error)) from error
+
+ROOT = "__root__"
+"""The only channel of a graph whose state is a value of its own, not an object with fields."""
 
 Saving = concurrent.futures.Future[Any] | asyncio.Future[Any] | None
 
@@ -128,6 +132,7 @@ __all__ = [
     "NS_SEP",
     "NULL_TASK_ID",
     "RESUME",
+    "ROOT",
     "SUPPORTED",
     "ChannelWrite",
     "PregelLoop",
@@ -139,6 +144,8 @@ __all__ = [
     "checkpointer_of",
     "coerce_to_runnable",
     "ensure_config",
+    "get_cached_annotated_keys",
+    "get_update_as_tuples",
     "identifier",
     "merge_configs",
     "patch_configurable",

@@ -117,7 +117,11 @@ async def test_anthropic_helpers(served: str) -> None:
         begun: list[Any] = [*ASK, {"role": "assistant", "content": "Once there"}]
         goes_on = await client.messages.create(**{**asked, "messages": begun})
         counted = await client.messages.count_tokens(model="any", messages=ASK)
+        listed = await client.models.list()
+        raw = await client.models.with_raw_response.retrieve(listed.data[0].id)
+        anthropic.types.ModelInfo.model_validate_json((await raw.text()), strict=True)
     assert not goes_on.content[0].text.startswith("Once there")
     assert (whole.content[0].text, whole.stop_reason) == (text, "max_tokens")
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 4)
+    assert (listed.first_id, listed.last_id, listed.has_more) == (listed.data[0].id, listed.data[-1].id, False)
     assert counted.input_tokens == whole.usage.input_tokens == final.usage.input_tokens

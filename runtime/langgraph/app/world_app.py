@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -19,7 +19,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.graph import Graph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
-from langgraph.types import StateSnapshot
+from langgraph.types import StateSnapshot, StateUpdate
 
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.durations import seconds
@@ -30,6 +30,7 @@ from ramify.runtime.langgraph.checkpointer import Saver
 from ramify.runtime.langgraph.compat import (
     CONF,
     CONFIG_KEY_CHECKPOINT_ID,
+    CONFIG_KEY_CHECKPOINT_NS,
     CONFIG_KEY_DURABILITY,
     CONFIG_KEY_TASK_ID,
     CONFIG_KEY_THREAD_ID,
@@ -158,6 +159,21 @@ class WorldApp(InstrumentedGraph, Pregel[Any, Any, Any, Any]):
     async def aget_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
         return await super(WorldApp, _looking(self)).aget_state(config, subgraphs=subgraphs)
 
+    def bulk_update_state(
+        self, config: RunnableConfig, supersteps: Sequence[Sequence[StateUpdate]]
+    ) -> RunnableConfig:
+        return super(WorldApp, self._updated_at(config)).bulk_update_state(config, supersteps)
+
+    async def abulk_update_state(
+        self, config: RunnableConfig, supersteps: Sequence[Sequence[StateUpdate]]
+    ) -> RunnableConfig:
+        return await super(WorldApp, self._updated_at(config)).abulk_update_state(config, supersteps)
+
+    def _updated_at(self, config: RunnableConfig) -> Self:
+        """Return the graph for an update of its state at a checkpoint. A subgraph without the world channel would
+        leave the files out of the checkpoint that it writes."""
+        return _looking(self) if config.get(CONF, {}).get(CONFIG_KEY_CHECKPOINT_NS) else self
+
     def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
         return super(WorldApp, _drawn(self)).get_graph(config, xray=xray)
 
@@ -263,8 +279,8 @@ def _given(bound: Any) -> Any:
 
 
 def _looking(graph: _Graph) -> _Graph:
-    """Return a copy of the graph for reading its state. Tasks in its subgraphs' checkpoints wrote to the world
-    channel, so the subgraphs are copied with that channel too."""
+    """Return a copy of the graph for its state. Tasks in its subgraphs' checkpoints wrote to the world channel, so
+    the subgraphs are copied with that channel too."""
     looking = copy(graph)
     looking.channels = {ENV: WorldChannel(), **graph.channels}
     looking.stream_channels = graph.stream_channels_asis

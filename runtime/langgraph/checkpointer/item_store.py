@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import json
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -99,10 +100,10 @@ _MINUTE = 60.0
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "$eq": lambda a, b: a == b,
     "$ne": lambda a, b: a != b,
-    "$gt": lambda a, b: float(a) > float(b),
-    "$gte": lambda a, b: float(a) >= float(b),
-    "$lt": lambda a, b: float(a) < float(b),
-    "$lte": lambda a, b: float(a) <= float(b),
+    "$gt": lambda a, b: _ordered(a, b, operator.gt),
+    "$gte": lambda a, b: _ordered(a, b, operator.ge),
+    "$lt": lambda a, b: _ordered(a, b, operator.lt),
+    "$lte": lambda a, b: _ordered(a, b, operator.le),
 }
 
 
@@ -327,11 +328,20 @@ def _compare(value: Any, wanted: Any) -> bool:
         unknown = wanted.keys() - _COMPARE.keys()
         if unknown:
             raise ValueError(f"unknown operator {', '.join(sorted(unknown))}: use one of {', '.join(_COMPARE)}")
-        return all(_COMPARE[operator](value, given) for operator, given in wanted.items())
+        return all(_COMPARE[name](value, given) for name, given in wanted.items())
     if isinstance(wanted, list | tuple):
         same = isinstance(value, list) and len(value) == len(wanted)
         return same and all(map(_compare, value, wanted))
     return bool(value == wanted)
+
+
+def _ordered(value: Any, wanted: Any, holds: Callable[[Any, Any], bool]) -> bool:
+    """Compare as numbers, and texts that are none as texts, such as dates. What has no order does not match, such as
+    an item without the key: LangGraph's stores on databases pass it over, too."""
+    try:
+        return holds(float(value), float(wanted))
+    except (TypeError, ValueError, OverflowError):
+        return isinstance(value, str) and isinstance(wanted, str) and holds(value, wanted)
 
 
 def _fits(space: tuple[str, ...], condition: MatchCondition) -> bool:

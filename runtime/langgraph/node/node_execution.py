@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -20,6 +20,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.func import entrypoint
 from langgraph.types import CachePolicy, Command
+from pydantic import BaseModel
 
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.runtime.langgraph.checkpointer.serializers import FINAL
@@ -28,6 +29,9 @@ from ramify.runtime.langgraph.compat import (
     CONF,
     CONFIG_KEY_CALL,
     CONFIG_KEY_READ,
+    ROOT,
+    get_cached_annotated_keys,
+    get_update_as_tuples,
     patch_configurable,
     tell_cached,
 )
@@ -82,9 +86,10 @@ def cached(
     world = standing.start.snapshot.content_key if attempt.has_world else "-"
     if cache is None or policy is None or not world or standing.start.unsealed:
         return None
-    place: tuple[str, ...]  # what `clear_cache` of the app, or of the task, deletes
+    place: tuple[str, ...]  # what `clear_cache` of the app, of the graph in a node, or of the task deletes
     if node.call is None:
-        key, code, place = policy.key_func(input), attempt.code, (CACHE_NS_WRITES, "__dynamic__", node.name)
+        key, code = policy.key_func(input), attempt.code
+        place = CACHE_NS_WRITES, node.cached_as or "__dynamic__", node.name
     else:
         args, kwargs = input
         key, code, place = policy.key_func(*args, **kwargs), node.name, (CACHE_NS_WRITES, node.call.function)
@@ -141,6 +146,7 @@ class ExecutableNode(Protocol):
     name: str
     starts: bool
     handles: bool
+    cached_as: str | None
     cache_policy: CachePolicy[Any] | None
     graph_policy: CachePolicy[Any] | None
     call: Call | None
@@ -265,7 +271,7 @@ class NodeExecution:
         if self._cached is not None:
             branch = (await self.attempt.stand()).branch
             if not branch.unsealed:
-                await self._cached.keep(value, branch.snapshot.id)
+                await self._cached.keep(self._kept(value), branch.snapshot.id)
         if _leaves(value):
             self._reading.invocation.left = env
         return env
@@ -273,10 +279,17 @@ class NodeExecution:
     async def _done(self, value: Any, packed: tuple[str, bytes] | None) -> StoredPosition | None:
         return await self.attempt.done(value, packed)
 
+    def _kept(self, value: Any) -> Any:
+        """Return what the journal and the cache keep of a result."""
+        loop = self._reading.invocation.loop
+        has_fields = loop is not None and ROOT not in loop.channels
+        is_update = has_fields and self._node.call is None and not self._node.starts
+        return updates_only(value) if is_update else value
+
     def _packed(self, value: Any) -> tuple[str, bytes] | None:
         serde = self._reading.serde
         try:
-            packed = packed_result(serde, value) if serde is not None else None
+            packed = packed_result(serde, self._kept(value)) if serde is not None else None
         except (TypeError, ValueError):
             # For example an open connection in an UntrackedValue. LangGraph does not keep it either: if LangGraph's
             # own record of the task is lost too, the node runs again.
@@ -296,6 +309,18 @@ class NodeExecution:
             # stopped by a wrong cache hit whose error the node's code has caught
             self.attempt.run.journal.refuse_when_stopped()
         return None
+
+
+def updates_only(value: Any) -> Any:
+    """Return a node's result with each Pydantic model replaced by the updates that it stands for. LangGraph's
+    serialiser does not keep which fields were set, and a model that comes back writes the others, too."""
+    if isinstance(value, BaseModel):
+        return dict(get_update_as_tuples(value, get_cached_annotated_keys(type(value))))
+    if isinstance(value, Command) and isinstance(value.update, BaseModel):
+        return replace(value, update=updates_only(value.update))
+    if isinstance(value, list | tuple) and any(isinstance(one, Command) for one in value):
+        return [updates_only(one) for one in value]
+    return value
 
 
 def packed_result(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:

@@ -28,6 +28,7 @@ from ramify.runtime.langgraph.compat import (
     ChannelWrite,
     RunnableCallable,
     RunnableSeq,
+    identifier,
     patch_configurable,
 )
 from ramify.runtime.langgraph.node.nested_graphs import Instrument, intercepted_graphs
@@ -171,6 +172,9 @@ class WorldNode(Runnable[Any, Any]):
         self.bound = bound
         self.session = session
         self.code = Code(bound)
+        self.cached_as = identifier(bound)  # the name by which LangGraph's `clear_cache` finds the node's results
+        if self.cached_as is not None:
+            self.__module__, _, self.__qualname__ = self.cached_as.rpartition(".")
         function = user_function(bound)
         named = node_sandbox_parameter if call is None else sandbox_parameter
         self.parameter = named(function) if function is not None else None

@@ -26,6 +26,7 @@ from ramify.serving.gateway.dialects import (
 from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
 from ramify.serving.gateway.formats.messages import MessageOfChat, chat_of_messages, error_type
+from ramify.serving.gateway.formats.model_list import ANTHROPIC_VERSION
 from ramify.serving.gateway.formats.responses import ResponseOfChat, chat_of_response
 from ramify.serving.protocol import wire
 
@@ -278,6 +279,7 @@ def at_engine(api: Api, *, llama_cpp: bool) -> Api:
     return _AT_LLAMA_CPP.get(api, api) if llama_cpp else api
 
 
-def errors_at(path: str) -> ErrorFormat:
-    """The format of errors at a path of the gateway."""
-    return ErrorFormat.MESSAGES if path.startswith(f"/v1{MESSAGES.path}") else ErrorFormat.CHUNKS
+def errors_at(path: str, headers: Mapping[str, str]) -> ErrorFormat:
+    """The format of errors at a path of the gateway, for a client that sent these headers."""
+    anthropic = path.startswith(f"/v1{MESSAGES.path}") or ANTHROPIC_VERSION in headers
+    return ErrorFormat.MESSAGES if anthropic else ErrorFormat.CHUNKS

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -29,6 +29,7 @@ from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
 from ramify.serving.gateway.errors import STOPPING, Aborted, ApiError, bad_request
 from ramify.serving.gateway.formats.apis import APIS, MESSAGES, errors_at
 from ramify.serving.gateway.formats.messages import chat_of_messages
+from ramify.serving.gateway.formats.model_list import ANTHROPIC_VERSION, model_info, model_page
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.endpoint import Endpoint
 from ramify.serving.gateway.http.exchange import JsonResponse, body_of, client_left, refusal_response
@@ -125,15 +126,16 @@ class _Control:
 
     async def models(self, request: Request) -> Response:
         self._gateway.authorise(request)
-        return JsonResponse(await self._gateway.models(), headers={wire.GATEWAY_HEADER: "1"})
+        listed = await self._gateway.models()
+        said = model_page(_entries(listed), request.query_params) if ANTHROPIC_VERSION in request.headers else listed
+        return JsonResponse(said, headers={wire.GATEWAY_HEADER: "1"})
 
     async def model(self, request: Request) -> Response:
         self._gateway.authorise(request)
         asked = request.path_params["model"]
-        listed = (await self._gateway.models())["data"]
-        for one in listed if isinstance(listed, list) else ():
+        for one in _entries(await self._gateway.models()):
             if one.get("id") == asked:
-                return JsonResponse(one)
+                return JsonResponse(model_info(one) if ANTHROPIC_VERSION in request.headers else one)
         raise ApiError(404, "model_not_found", f"model: {asked[:200]!r} is not served here: see /v1/models", "model")
 
     async def count_tokens(self, request: Request) -> Response:
@@ -257,13 +259,18 @@ class _Control:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
 
+def _entries(listed: Mapping[str, object]) -> list[Mapping[str, object]]:
+    data = listed["data"]
+    return data if isinstance(data, list) else []
+
+
 def _owned(name: object, client: str) -> str | None:
     return owned_name(name, client) if isinstance(name, str) else None
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return refusal_response(request, error, errors_at(request.url.path))
+    return refusal_response(request, error, errors_at(request.url.path, request.headers))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -274,10 +281,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         detail = f"path: there is no {asked} here: use {there}, or list the models with GET /v1/models"
     refusal = bad_request("path", detail, status=error.status_code)
     refusal.headers = error.headers or {}  # with the methods that there are
-    return refusal_response(request, refusal, errors_at(request.url.path))
+    return refusal_response(request, refusal, errors_at(request.url.path, request.headers))
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     """Answer 500 for a bug of the gateway. Starlette raises the error again after this answer, and logs it."""
     failed = ApiError(500, "internal_error", f"the gateway failed: {type(error).__name__}")
-    return refusal_response(request, failed, errors_at(request.url.path))
+    return refusal_response(request, failed, errors_at(request.url.path, request.headers))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
@@ -161,6 +162,30 @@ def test_a_fork_by_an_update_keeps_what_comes_next(compile_graph: Any) -> None:
     updated = app.update_state(before_c.config, {"seen": [["mine"]]})
     assert app.get_state(updated).next == ("c",)
     assert app.invoke(None, updated)["seen"][-2:] == [["mine"], ["a", "b"]]
+
+
+UPDATED = [["mine"], ["yes"], ["a", "b"]]
+
+
+def updated_inside(saver: Any, compile_graph: Any) -> Any:
+    sub = chain(b=writer("b"), asks=asks).compile()
+    return compile_graph(chain(a=writer("a"), sub=sub, z=writer("z")), checkpointer=saver)
+
+
+def test_an_update_inside_a_subgraph_keeps_its_files(compile_graph: Any) -> None:
+    app = updated_inside(in_sqlite(), compile_graph)
+    app.invoke({"seen": []}, CONFIG)
+    app.update_state(app.get_state(CONFIG, subgraphs=True).tasks[0].state.config, {"seen": [["mine"]]})
+    assert app.invoke(Command(resume="yes"), CONFIG)["seen"][-3:] == UPDATED
+
+
+async def test_an_async_update_inside_a_subgraph_keeps_its_files(compile_graph: Any) -> None:
+    async with AsyncSqliteSaver.from_conn_string(":memory:") as saver:
+        app = updated_inside(saver, compile_graph)
+        await app.ainvoke({"seen": []}, CONFIG)
+        inside = (await app.aget_state(CONFIG, subgraphs=True)).tasks[0].state.config
+        await app.aupdate_state(inside, {"seen": [["mine"]]})
+        assert (await app.ainvoke(Command(resume="yes"), CONFIG))["seen"][-3:] == UPDATED
 
 
 def test_a_copied_thread_and_its_original_go_their_own_ways(compile_graph: Any, tmp_path: Path) -> None:

@@ -149,6 +149,16 @@ def test_what_langgraphs_stores_refuse_is_refused(address: str) -> None:
         Store.from_conn_string(address, index={"dims": 2, "embed": lambda texts: [[0.0, 1.0] for _ in texts]})
 
 
+def test_what_has_no_order_is_passed_over(address: str) -> None:
+    with Store.open(address) as store:
+        for key, value in {"none": None, "list": [1], "word": "x", "old": "2025-01-02", "new": "2026-01-02"}.items():
+            store.put(("n",), key, {"at": value})
+        store.put(("n",), "missing", {})
+        store.put(("n",), "number", {"at": 7})
+        for wanted, found in (({"$gt": 5}, ["number"]), ({"$lte": 5}, []), ({"$lt": "2026-01-01"}, ["old"])):
+            assert [item.key for item in store.search(("n",), filter={"at": wanted})] == found
+
+
 def test_a_dotted_filter_key_is_a_key_or_a_path(address: str) -> None:
     with Store.open(address) as store:
         store.put(("n",), "path", {"a": {"b": {"c": 2}}})

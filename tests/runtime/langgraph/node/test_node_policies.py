@@ -17,6 +17,7 @@ from langgraph.pregel._retry import _TimedAttemptScope
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import CachePolicy, Command, TimeoutPolicy, interrupt
+from pydantic import BaseModel
 
 from ramify import Sandbox, SyncSandbox
 from ramify.runtime.records import RunStatus
@@ -68,6 +69,39 @@ def test_a_cache_hit_needs_the_same_files_and_brings_its_own(
     app.clear_cache()
     app.invoke({"seen": []})
     assert len(ran) == 3
+
+
+def test_a_graph_in_a_node_clears_its_own_results(compile_graph: Any) -> None:
+    ran: list[int] = []
+
+    def work(state: State) -> State:
+        ran.append(1)
+        return {"seen": [["worked"]]}
+
+    sub = StateGraph(State).add_node("work", work, cache_policy=CachePolicy()).add_edge(START, "work")
+    within = sub.compile(cache=InMemoryCache())
+    app = compile_graph(only(within), cache=within.cache)
+    for cleared in (0, 0, 1):
+        if cleared:
+            within.clear_cache()
+        app.invoke({"seen": []})
+    assert len(ran) == 2
+
+
+class Fields(BaseModel):
+    name: str = "unset"
+    note: str | None = None
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, lambda model: Command(update=model), lambda m: [Command(update=m)]]
+)
+def test_a_cached_model_writes_only_the_fields_that_were_set(wrap: Any, compile_graph: Any) -> None:
+    graph = StateGraph(Fields).add_node("only", lambda state: wrap(Fields(name="new")), cache_policy=CachePolicy())
+    app = compile_graph(graph.add_edge(START, "only"), cache=InMemoryCache())
+    plain = graph.compile()
+    given = {"name": "given", "note": "old"}
+    assert [app.invoke(given), app.invoke(given)] == [plain.invoke(given)] * 2
 
 
 def test_a_cached_task_needs_the_same_files_and_brings_its_own(compile_graph: Any, workspace: Path) -> None:

@@ -244,3 +244,34 @@ async def test_what_a_chat_cannot_say_is_refused_by_name(body: dict[str, object]
         response = await client.post("/messages", json={"model": "m", "max_tokens": 9, "messages": ASK, **body})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert not model.calls
+
+
+async def test_models_are_listed_page_by_page() -> None:
+    import anthropic
+    from anthropic.types import ModelInfo
+
+    ids = ["c", "b", "a"]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"object": "list", "data": [{"id": one, "created": 86_400} for one in ids]})
+
+    async with asked_of(httpx.MockTransport(answer)) as client:
+        raw = await client.models.with_raw_response.list()
+        one = json.loads(await raw.text())
+        assert (one["first_id"], one["last_id"], one["has_more"]) == ("c", "a", False)
+        for info in one["data"]:
+            ModelInfo.model_validate_json(json.dumps(info), strict=True)
+        assert one["data"][0]["created_at"] == "1970-01-02T00:00:00Z"
+        assert [info.id async for info in client.models.list(limit=2)] == ids
+        assert [info.id async for info in client.models.list(limit=1, before_id="a")] == ["b", "c"]
+        assert (await client.models.list(lifecycle=["retired"])).data == []
+        assert (await client.models.retrieve("b")).display_name == "b"
+        for refused in (
+            client.models.retrieve("z"),
+            client.models.list(after_id="z"),
+            client.models.list(limit=0),
+            client.models.list(after_id="a", before_id="b"),
+        ):
+            with pytest.raises(anthropic.APIStatusError) as caught:
+                await refused
+            assert caught.value.body["type"] == "error"
