@@ -12,7 +12,8 @@ Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, o
 - `run_store.py`: RunStore; `reader.py`: its read methods for short commands, without SQLAlchemy; `run_counts.py`.
 - `run_locks.py`, `leases.py`, `lease_keeper.py`, `lease_query.py`: one process per run, by file lock and lease.
 - `pooler_check.py`: whether a pooler shares sessions.
-- `readonly_sqlite.py`: files that cannot be written; `wal_preallocation.py`: faster commits.
+- `readonly_sqlite.py`: files that cannot be written; `files_beside.py`: planted ones; `wal_preallocation.py`: faster
+  commits.
 """
 
 from __future__ import annotations
