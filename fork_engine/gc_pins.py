@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from ramify.fork_engine.types import SnapshotId
 
 _PINNED, _TURNSTILE, _KEPT = "pinned", "collecting", "kept"
 _PAUSE_S = 0.01
+_OURS = re.compile(rf"{re.escape(PREFIX)}.*|[0-9a-f]{{64}}\..*")  # the second: of earlier versions
 
 
 class Pins:
@@ -89,6 +91,8 @@ class Pins:
         new one where it was not seen."""
         whole, folder = True, self._folder / _KEPT
         for path in folder.iterdir() if folder.is_dir() else ():
+            if not _OURS.fullmatch(path.name):
+                continue  # a link in the home of somebody else could make this a folder of the user's
             try:
                 fd = open_lock(path, os.O_RDWR)
             except FileNotFoundError:
