@@ -391,6 +391,16 @@ def test_a_link_in_place_of_a_folder_of_the_store_is_refused(name: str, tmp_path
     assert (users / "folder").is_dir()
 
 
+def test_a_link_in_place_of_a_layers_folder_is_refused(bench: Any, tmp_path: Path) -> None:
+    """A world over such a layer would see a folder of this machine that is hidden from it."""
+    base = bench.base({"a": "1"})
+    fs = bench.store.lower_dirs(base)[0]
+    fs.rename(tmp_path / "away")
+    fs.symlink_to(tmp_path / "away")
+    with pytest.raises(SnapshotCorrupt, match=base.layers[0]):
+        bench.store.lower_dirs(base)
+
+
 def test_a_store_may_be_elsewhere_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "store").symlink_to(tmp_path / "disk")
