@@ -23,7 +23,7 @@ def refuse_planted(database: str | os.PathLike[str]) -> None:
     for end in _ENDS:
         beside = file + end
         try:
-            found = os.lstat(beside)  # noqa: PTH116  # half the time of Path.lstat
+            found = os.lstat(beside)
         except FileNotFoundError:
             continue
         if not stat.S_ISREG(found.st_mode):
@@ -44,6 +44,6 @@ def _names_another_file(journal: str) -> bool:
 
 def _refused(database: str | os.PathLike[str], beside: str, why: str) -> StoreError:
     return StoreError(
-        f"the database {os.fspath(database)} is not opened: {beside} {why}. Ramify did not make it: find out who did, "
-        "and move it away"
+        f"the database {os.fspath(database)} is not opened: {beside} {why}. Ramify did not make it: find out who "
+        "did, and move it away"
     )
