@@ -62,8 +62,7 @@ class NodeDisk:
     async def _collect(self, database: str) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "ramify.fleet.node_disk",
+            *("-P", "-m", "ramify.fleet.node_disk"),  # nothing from the current folder
             env={**os.environ, "RAMIFY_HOME": str(self._home), "RAMIFY_DATABASE": database},
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import tempfile
 import threading
 import weakref
@@ -169,6 +170,7 @@ def _in_child() -> None:
 
 _PINNED, _TURNSTILE, _KEPT = "pinned", "collecting", "kept"
 _PAUSE_S = 0.01
+_OURS = re.compile(rf"{re.escape(PREFIX)}.*|[0-9a-f]{{64}}\..*")  # the second: of earlier versions
 
 
 class Pins:
@@ -235,6 +237,8 @@ class Pins:
         new one where it was not seen."""
         whole, folder = True, self._folder / _KEPT
         for path in folder.iterdir() if folder.is_dir() else ():
+            if not _OURS.fullmatch(path.name):
+                continue  # a link in the home of somebody else could make this a folder of the user's
             try:
                 fd = open_lock(path, os.O_RDWR)
             except FileNotFoundError:

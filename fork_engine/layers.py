@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -78,11 +78,13 @@ class Layers:
         self.manifest = LRUCache(_MANIFESTS_KEPT, self.read_manifest)
 
     def fs(self, layer: LayerId) -> Path:
-        """Return the folder to mount. Raises `SnapshotCorrupt` if it is missing."""
+        """Return the folder to mount. Raises `SnapshotCorrupt` if it is missing. A link in its place, in a store of
+        somebody else, would show a folder of this machine to a world that hides it."""
         path = self._layers / layer / "fs"
-        if not path.is_dir():
-            raise _missing(layer, path)
-        return path
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if stat.S_ISDIR(path.lstat().st_mode):
+                return path
+        raise _missing(layer, path)
 
     def __contains__(self, layer: LayerId) -> bool:
         return (self._layers / layer).is_dir()

@@ -45,13 +45,17 @@ _DISK_ERRORS = {
 }
 
 
-def make_folder(path: Path) -> None:
-    """Create one of the store's folders if it is missing. Raises `StoreUnusable` if something else has its name."""
+def make_folder(path: Path, *, may_be_link: bool = False) -> None:
+    """Create one of the store's folders if it is missing. Raises `StoreUnusable` if something else has its name.
+
+    A link counts as something else, unless it `may_be_link`. Ramify deletes what it finds in some of these folders,
+    and in a store of somebody else a link could lead to the user's own.
+    """
     try:
         paths.make_private(path.parent)
         path.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
-        if not path.is_dir():
+        if not path.is_dir() or (path.is_symlink() and not may_be_link):
             raise unexpected_file_error(path) from None
     except NotADirectoryError:
         raise unexpected_file_error(path) from None
@@ -179,7 +183,8 @@ class StoreFolder:
         self._unflushed = root / "unflushed"
         self._notes = self._unflushed / boot_id()
         self._flushing = threading.Lock()
-        for made in (root, self.tmp, self._unflushed):
+        make_folder(root, may_be_link=True)  # users put a store on another disk like this
+        for made in (self.tmp, self._unflushed):
             make_folder(made)
         self._make_notes()
         drop_default_acl(self.tmp)
@@ -336,7 +341,7 @@ class StoreFolder:
             remove_tree(boot)
 
     def _earlier_boots(self) -> list[Path]:
-        boots = (path for path in self._unflushed.iterdir() if path.is_dir())
+        boots = (path for path in self._unflushed.iterdir() if path.is_dir() and not path.is_symlink())
         return [boot for boot in boots if boot.name != self._notes.name]
 
     def unknown_files(self) -> list[str]:

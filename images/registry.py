@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +31,7 @@ KEPT_S = 7 * 86400.0
 """Seconds for which an unfinished download is kept."""
 
 _PAUSE_S = 0.05
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Download:
@@ -66,6 +68,8 @@ class Downloads:
     def __enter__(self) -> Self:
         paths.make_private(self._folder)
         for path in self._folder.iterdir():
+            if not _DIGEST.fullmatch(path.name):
+                continue  # a link in the home of somebody else could make this a folder of the user's
             with suppress(FileNotFoundError):  # another pull finished and removed it
                 if time.time() - path.stat().st_mtime > KEPT_S:
                     path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -52,3 +53,13 @@ def test_no_module_is_imported_by_its_folder() -> None:
     code = f"import ramify.runtime.codec.codec, sys; print([m for m in {folders!r} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert shown.stdout.strip() == "[]"
+
+
+def test_processes_of_our_own_import_nothing_from_the_current_folder() -> None:
+    """It may be a checkout, with a `json.py` that an agent wrote. `-P` keeps it from the path of imports."""
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
+    own = re.compile(r'("-P",\s*)?"-m",\s*"(?:ramify\.|pip")')
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    found = [(file.name, one[1]) for file in files for one in own.finditer(file.read_text())]
+    assert len(found) >= 5
+    assert [name for name, closed in found if not closed] == []

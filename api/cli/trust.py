@@ -20,6 +20,7 @@ trust_option = click.option(
 
 
 RUNS_CODE = "Resuming a run executes the code that its rows name"
+APART = "Its files say how a world is kept apart from this machine, if at all"
 
 
 class HomeNotTrusted(RunError):

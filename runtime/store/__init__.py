@@ -13,7 +13,7 @@ Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, o
 - `run_store.py`: RunStore; `reader.py`: its read methods for short commands, without SQLAlchemy.
 - `run_locks.py`, `leases.py`, `lease_keeper.py`: one process per run, by file lock and lease.
 - `pooler_check.py`: whether a pooler shares sessions.
-- `readonly_sqlite.py`: files that cannot be written.
+- `readonly_sqlite.py`: files that cannot be written; `files_beside.py`: planted ones.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -31,6 +31,7 @@ from ramify.fork_engine.close_on_fork import close_in_children, refuse_in_child
 from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.store.address import SCHEMA, Address
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S
+from ramify.runtime.store.files_beside import refuse_planted
 
 CONNECT_TIMEOUT_S = 5
 
@@ -115,6 +116,7 @@ _SERVER = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ramify"}
 def prepare(engine: Engine) -> None:
     """Set up an engine on a SQLite file: pragmas, explicit transactions, and preallocation of the log."""
     bind_to_process(engine)
+    event.listen(engine, "do_connect", _before_connect)
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
 
@@ -142,6 +144,10 @@ def _used_here(_connection: object, record: ConnectionPoolEntry, _proxy: object)
 
 
 _OWNER = "the process that opened it"
+
+
+def _before_connect(_dialect: Dialect, _record: object, given: Sequence[Any], _options: object) -> None:
+    refuse_planted(given[0])
 
 
 def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:

@@ -19,6 +19,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from ramify.runtime.store.files_beside import refuse_planted
+
 _C = TypeVar("_C", bound=sqlite3.Connection)
 
 _Stamp = list[tuple[int, int, int] | None]
@@ -42,8 +44,9 @@ _REFUSED = {"SQLITE_CANTOPEN", "SQLITE_READONLY"}
 def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
     """Open a connection for reading, in autocommit mode. A missing file is not created.
 
-    Raises `sqlite3.Error` if the file cannot be read or is no database.
+    Raises `sqlite3.Error` if the file cannot be read or is no database, and as `refuse_planted` does.
     """
+    refuse_planted(file)
     try:
         return _opened(file, "mode=rw", timeout_s, sqlite3.Connection)
     except sqlite3.OperationalError as error:

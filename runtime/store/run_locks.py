@@ -232,7 +232,7 @@ def was_worked_on_here(folder: Path, run: RunId) -> bool:
 def is_held(folder: Path, run: RunId) -> bool:
     """Whether a process works on the run. True for another user's lock, which cannot be opened."""
     try:
-        fd = open_lock(folder / f"{run}.lock", os.O_RDONLY)
+        fd = open_lock(folder / f"{run}.lock", os.O_RDONLY | os.O_NONBLOCK)  # also of a FIFO
     except FileNotFoundError:
         return False
     except PermissionError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import uuid
 from contextlib import suppress
@@ -20,6 +21,7 @@ from ramify.fork_engine.store_folder import drop_default_acl
 
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
 TOPDIR = 0x2_0000  # FS_TOPDIR_FL, `chattr +T`
+_LOCK = re.compile(r"[0-9a-f]{12}\.lock")
 
 
 class ScratchSession:
@@ -56,8 +58,11 @@ class ScratchSession:
         self._lock = -1
 
     def _remove_abandoned(self) -> None:
-        """Remove every session whose lock is free."""
-        for lock in self._scratch.glob("*.lock"):
+        """Remove every session whose lock is free, and nothing else: a link in the home of somebody else could make
+        this a folder of the user's."""
+        for lock in self._scratch.iterdir():
+            if not _LOCK.fullmatch(lock.name):
+                continue
             try:
                 held = open_lock(lock, os.O_RDWR)
             except FileNotFoundError:

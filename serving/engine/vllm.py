@@ -189,7 +189,7 @@ class VllmEngine:
         with log.open("ab") as output:  # append: after a restart, its last words before it died are still wanted
             self._process = await asyncio.create_subprocess_exec(
                 python,
-                *("-m", "ramify.serving.engine.vllm_process", str(os.getpid())),
+                *("-P", "-m", "ramify.serving.engine.vllm_process", str(os.getpid())),
                 *self.arguments(folder, port),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -245,7 +245,7 @@ def interpreter(given: Path | None = None) -> str:
 
 def _is_for_cpus(python: str) -> bool:
     """True if its vLLM is built for CPUs, found without importing it (which takes seconds). False without a vLLM."""
-    return subprocess.run([python, "-c", _IS_FOR_CPUS], capture_output=True, check=False).returncode == 0
+    return subprocess.run([python, "-P", "-c", _IS_FOR_CPUS], capture_output=True, check=False).returncode == 0
 
 
 def lacks_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -266,7 +266,7 @@ def _folder(model: Path | str, python: str) -> Path | str:
     if importlib.util.find_spec("gguf") is not None:
         return hugging_face_folder(model)
     done = subprocess.run(
-        [python, "-m", "ramify.serving.engine.gguf_files", str(model)],
+        [python, "-P", "-m", "ramify.serving.engine.gguf_files", str(model)],
         capture_output=True,
         text=True,
         check=False,

@@ -198,8 +198,7 @@ class AnalyzerSupervisor:
         with (self.folder / "analyzer.log").open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "ramify.serving.lengths.process",
+                *("-P", "-m", "ramify.serving.lengths.process"),  # nothing from the current folder
                 json.dumps(settings),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=out,

@@ -152,6 +152,15 @@ def test_pins_of_an_earlier_version_are_read(tmp_path: Path) -> None:
         assert Pins(tmp_path).kept() == {ID}
 
 
+def test_files_that_are_no_pins_stay(tmp_path: Path) -> None:
+    """In the home of somebody else, a link can lead to a folder of the user's."""
+    (tmp_path / "of-the-user").mkdir()
+    (tmp_path / "of-the-user" / "thesis.tex").touch()
+    (tmp_path / "kept").symlink_to(tmp_path / "of-the-user")
+    assert Pins(tmp_path).kept() == set()
+    assert (tmp_path / "of-the-user" / "thesis.tex").exists()
+
+
 def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -> None:
     """A command may still run when its step has ended."""
     pins, other = Pins(tmp_path), SnapshotId("b" * 64)

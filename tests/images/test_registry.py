@@ -160,6 +160,15 @@ async def test_a_cut_download_goes_on_where_it_stopped(
     assert asked == [None, "bytes=100000-", "bytes=170000-"]
 
 
+def test_only_downloads_are_removed(tmp_path: Path) -> None:
+    """In the home of somebody else, a link can lead to a folder of the user's."""
+    for name in ("thesis.tex", "a" * 64):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    with registries.Downloads(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 async def test_a_download_goes_on_after_a_failed_pull(
     new_library: Any, registry: Registry, image: BuiltImage
 ) -> None:

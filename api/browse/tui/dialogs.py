@@ -30,7 +30,8 @@ _KILLED_AFTER_S = 10.0
 
 
 def command(home: Home, run_id: str, answers: Sequence[str]) -> list[str]:
-    words = [sys.executable, "-m", "ramify.cli.main", "--home", str(home.folder)]
+    """`-P`: a module of the current folder does not stand in for one of Python's or ours, as with the command."""
+    words = [sys.executable, "-P", "-m", "ramify.cli.main", "--home", str(home.folder)]
     if home.database_given is not None:
         words += ["--database", home.database_given]
     return [*words, "resume", run_id, *(f"--answer={answer}" for answer in answers)]

@@ -15,6 +15,7 @@ import click
 
 from ramify.cli.attach import ENDING
 from ramify.cli.console import pass_home, run_async, say
+from ramify.cli.trust import APART, need_own_home, trust_option
 from ramify.inspect.home import Home
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ KEY_VARIABLE = "RAMIFY_MCP_KEY"
 )
 @click.option("--http", metavar="[HOST:]PORT", help="Serve streamable HTTP at /mcp instead of standard input.")
 @click.option("--sandbox", type=click.Choice(["namespaces", "docker", "copy"]), help="The backend of the worlds.")
+@trust_option
 @pass_home
-def mcp_command(home: Home, folders: tuple[Path, ...], http: str | None, sandbox: str | None) -> None:
+def mcp_command(
+    home: Home, folders: tuple[Path, ...], http: str | None, sandbox: str | None, trust_home: bool
+) -> None:
     """Serve worlds as tools of the Model Context Protocol (MCP).
 
     A client makes worlds, runs commands in them, forks, restores and merges. Folders are read, never changed. Over
@@ -45,6 +49,8 @@ def mcp_command(home: Home, folders: tuple[Path, ...], http: str | None, sandbox
       claude mcp add ramify -- ramify mcp --folder ~/project
       ramify mcp --http 8900
     """
+    if not trust_home:
+        need_own_home(home, APART)
     allowed = list(folders) or [Path.cwd()]
     address = None if http is None else _address(http)
     try:

@@ -21,7 +21,7 @@ from ramify.cli.commands.world_connections import (
 )
 from ramify.cli.commands.world_states import STATE_COMMANDS
 from ramify.cli.console import pass_home, run_async, say, say_all, say_json
-from ramify.cli.trust import need_own_home, trust_option
+from ramify.cli.trust import APART, need_own_home, trust_option
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, table
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TIMED_OUT = 124
-APART = "Its files say how a world is kept apart from this machine, if at all"
 
 
 @click.group("world")

@@ -22,6 +22,7 @@ from ramify.browse.web.responses import NotThere
 from ramify.browse.web.search import search
 from ramify.browse.web.views import call_view, moment_view
 from ramify.cli import trust
+from ramify.cli.commands import mcp
 from ramify.compiler.plan import OpKind
 from ramify.inspect.history import History
 from ramify.inspect.model_calls import call_times
@@ -308,6 +309,24 @@ def test_a_world_of_another_users_home_is_asked_for(ramify: Any, tmp_path: Path,
     assert (said.status, mark.exists(), "--trust-home" in said.err) == (1, False, True), said.err
     assert ramify(*home, "world", "exec", "--trust-home", "one", "--", "touch", str(mark)).status == 0
     assert mark.exists()
+
+
+def test_mcp_asks_for_another_users_home(ramify: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """A client opens worlds by their names, and the home says over which folder of this machine they stand."""
+    served = []
+
+    async def serve(*given: object) -> None:
+        served.append(given)
+
+    monkeypatch.setattr(mcp, "_serve", serve)
+    (tmp_path / "home").mkdir()
+    words = ("--home", str(tmp_path / "home"), "mcp", "--folder", str(tmp_path))
+    assert (ramify(*words).status, len(served)) == (0, 1)
+    mine = os.geteuid()
+    monkeypatch.setattr(trust.os, "geteuid", lambda: mine + 1)
+    said = ramify(*words)
+    assert (said.status, "--trust-home" in said.err, len(served)) == (1, True, 1), said.err
+    assert (ramify(*words, "--trust-home").status, len(served)) == (0, 2)
 
 
 @pytest.mark.parametrize("end", ["-wal", "-journal"])

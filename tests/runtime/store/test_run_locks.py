@@ -28,6 +28,12 @@ def test_checking_a_lock_does_not_block_the_run(tmp_path: Path, monkeypatch: pyt
     assert not is_held(tmp_path, RUN)
 
 
+def test_a_pipe_in_place_of_a_lock_does_not_block(tmp_path: Path) -> None:
+    """In the home of somebody else."""
+    os.mkfifo(tmp_path / f"{RUN}.lock")
+    assert not is_held(tmp_path, RUN)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"url": "s3://b"}', "\\xff"])
 def test_a_damaged_note_of_a_push_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / f"{RUN}.pushed").write_bytes(text.encode("latin-1"))

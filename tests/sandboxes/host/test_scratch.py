@@ -44,6 +44,18 @@ def test_sessions_left_by_a_crash_are_removed_by_the_next(tmp_path: Path) -> Non
     session.close()
 
 
+def test_only_folders_of_sessions_are_removed(tmp_path: Path) -> None:
+    """In the home of somebody else, a link can lead to a folder of the user's."""
+    project = tmp_path / "project"
+    (project / "uv").mkdir(parents=True)
+    (project / "uv.lock").touch()
+    (tmp_path / "worlds").symlink_to(project)
+    session = ScratchSession(tmp_path / "worlds")
+    session.open()
+    session.close()
+    assert {path.name for path in project.iterdir()} == {"uv", "uv.lock"}
+
+
 def test_an_opening_that_fails_removes_no_other_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "worlds"
     other = ScratchSession(scratch)
