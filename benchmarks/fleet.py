@@ -13,8 +13,8 @@ of random matching over those of a rule, per seed. The seeds are not those with 
 need PostgreSQL, which they start themselves unless `--postgres` names a server. `search` (with branches of a run) and
 `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py, fleet_branches.py,
 fleet_ray.py). So does `kills`, which kills nodes, their processes, the head, the database and the object store at
-random moments (fleet_kills.py); with `--quick` only one process and one node. Chunks in the background add up to one
-figure:
+random moments (fleet_kills.py). `--quick` takes a minute: few and small rows, without `memory` and `kills`;
+`--only kills --quick` kills one process and one node. Chunks in the background add up to one figure:
 
     for seed in 1 2 3; do python benchmarks/fleet.py --only kills --kills 50 --seed $seed --tally FILE; done
 """
@@ -28,9 +28,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean, median
+from typing import Self
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -63,8 +64,9 @@ from ramify.serving.matching import (  # noqa: E402
 from ramify.worlds.home import WorldHome  # noqa: E402
 
 PARTS = ("travel", "matching", "throughput", "memory", "search", "kills", "ray")
+QUICK_PARTS = tuple(one for one in PARTS if one not in ("memory", "kills"))
 MEBIBYTE = 1 << 20
-SIZE = 100 * MEBIBYTE
+SIZE, QUICK_SIZE = 100 * MEBIBYTE, 20 * MEBIBYTE
 PUBLISHED = {
     Workload.EVEN: (1.38, 1.69, 1.87),
     Workload.SMALL: (1.48, 1.68, 1.78),
@@ -75,12 +77,12 @@ PUBLISHED = {
 """Table 4.1: FIFO, SRSF and Venn over random matching."""
 
 
-async def travel_rows(folder: Path, rounds: int) -> list[Row]:
+async def travel_rows(folder: Path, rounds: int, size: int) -> list[Row]:
     here, bucket = folder / "here", folder / "bucket"
     workspace = folder / "workspace"
     workspace.mkdir()
     for number in range(10):
-        (workspace / f"part{number}").write_bytes(os.urandom(SIZE // 10))
+        (workspace / f"part{number}").write_bytes(os.urandom(size // 10))
     store = SnapshotStore(snapshots(here))
     state = store.import_tree(workspace).snapshot
     uploads, transfers, firsts, seconds = [], [], [], []
@@ -109,7 +111,7 @@ async def travel_rows(folder: Path, rounds: int) -> list[Row]:
                     times.append(time.perf_counter() - begun)
     transfer = median(transfers)
     ours = median_row(
-        "first command over a snapshot of 100 MiB that the machine lacks",
+        f"first command over a snapshot of {size // MEBIBYTE} MiB that the machine lacks",
         firsts,
         "s",
         target=round(1.3 * transfer, 3),
@@ -118,7 +120,7 @@ async def travel_rows(folder: Path, rounds: int) -> list[Row]:
         note="the target is 1.3 times the peer; the bucket is a folder on the same disk",
     )
     again = median_row("the same again, in a second world", [each * 1000 for each in seconds], "ms", target=50)
-    return [ours, again, median_row("upload of 100 MiB, in the background of runs", uploads, "s")]
+    return [ours, again, median_row(f"upload of {size // MEBIBYTE} MiB, in the background of runs", uploads, "s")]
 
 
 def rules(seed: int) -> dict[str, Matching]:
@@ -238,30 +240,49 @@ def bound_rows(cases: int) -> Iterator[Row]:
         )
 
 
-def throughput_rows(quick: bool, given: str | None) -> list[Row]:
-    if not given and (why := postgres.why_not()):
+class Databases:
+    """Empty databases of a PostgreSQL server, which is started for the first one unless one was given. A context
+    manager."""
+
+    def __init__(self, given: str | None) -> None:
+        self._server, self._stack = given, ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def why_not(self) -> str:
+        return "" if self._server else postgres.why_not()
+
+    def new(self) -> str:
+        if self._server is None:
+            self._server = self._stack.enter_context(postgres.server())
+        return postgres.new_database(self._server)
+
+
+def throughput_rows(quick: bool, databases: Databases) -> list[Row]:
+    if why := databases.why_not():
         return [not_measured("workflows/s on PostgreSQL", "workflows/s", why)]
-    with postgres.server() if not given else nullcontext(given) as server:
-        return list(fleet_throughput.rows(quick, lambda: postgres.new_database(server)))
+    return list(fleet_throughput.rows(quick, databases.new))
 
 
-def memory_rows(quick: bool, given: str | None) -> list[Row]:
-    if not given and (why := postgres.why_not()):
+def memory_rows(quick: bool, databases: Databases) -> list[Row]:
+    if why := databases.why_not():
         return [not_measured("memory of a worker", "MB", why)]
-    with postgres.server() if not given else nullcontext(given) as server:
-        return list(fleet_memory.rows(quick, lambda: postgres.new_database(server)))
+    return list(fleet_memory.rows(quick, databases.new))
 
 
-def ray_rows(quick: bool, given: str | None, parts: Collection[str]) -> list[Row]:
-    if given is None and postgres.why_not():
+def ray_rows(quick: bool, databases: Databases, parts: Collection[str]) -> list[Row]:
+    if databases.why_not():
         with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
             return asyncio.run(fleet_ray.rows(quick, f"sqlite:///{folder}/shared.db", "SQLite", parts))
-    with nullcontext(given) if given is not None else postgres.server() as server:
-        return asyncio.run(fleet_ray.rows(quick, postgres.new_database(server), "PostgreSQL", parts))
+    return asyncio.run(fleet_ray.rows(quick, databases.new(), "PostgreSQL", parts))
 
 
 def main() -> None:
-    parser = options(__doc__, "one seed and one workload, and two kills")
+    parser = options(__doc__, "few and small rows, in about a minute")
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--postgres", metavar="URL", help="a server for new databases [default: a temporary one]")
     parser.add_argument("--kills", type=int, default=300, help="[default: 300]")
@@ -271,25 +292,26 @@ def main() -> None:
     before = os.getloadavg()[0]
     seeds = range(1 if asked.quick else 5)
     rows: list[Row] = []
-    parts = [asked.only] if asked.only else PARTS
+    parts = (asked.only,) if asked.only else QUICK_PARTS if asked.quick else PARTS
     if "travel" in parts:
         with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
             try:
-                rows += asyncio.run(travel_rows(Path(folder), 2 if asked.quick else 5))
+                how = (1, QUICK_SIZE) if asked.quick else (5, SIZE)
+                rows += asyncio.run(travel_rows(Path(folder), *how))
             except (RemoteUnusable, SandboxError) as error:
                 rows.append(not_measured("first command over a snapshot that the machine lacks", "s", str(error)))
     if "matching" in parts:
         rows += matching_rows((Workload.LOW,) if asked.quick else tuple(Workload), seeds)
-        rows += bound_rows(3 if asked.quick else 20)
         if not asked.quick:
-            rows += [*fairness_rows(seeds), tier_row(seeds)]
-    if "throughput" in parts:
-        rows += throughput_rows(asked.quick, asked.postgres)
-    if "memory" in parts:
-        rows += memory_rows(asked.quick, asked.postgres)
-    on_ray = [one for one in ("search", "kills", "ray") if one in parts and (asked.quick or one != "kills")]
-    if on_ray:
-        rows += ray_rows(asked.quick, asked.postgres, on_ray)
+            rows += [*bound_rows(20), *fairness_rows(seeds), tier_row(seeds)]
+    with Databases(asked.postgres) as databases:
+        if "throughput" in parts:
+            rows += throughput_rows(asked.quick, databases)
+        if "memory" in parts:
+            rows += memory_rows(asked.quick, databases)
+        on_ray = [one for one in ("search", "kills", "ray") if one in parts and (asked.quick or one != "kills")]
+        if on_ray:
+            rows += ray_rows(asked.quick, databases, on_ray)
     if "kills" in parts and not asked.quick:
         rows += fleet_kills.rows_of_a_cluster(asked.kills, asked.seed, asked.tally)
     show(rows, asked.json, load=[round(one, 1) for one in (before, os.getloadavg()[0])])

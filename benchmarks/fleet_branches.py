@@ -44,7 +44,7 @@ async def _took(runtime: Runtime, branches: int, loops: int, at_once: int) -> tu
 
 
 async def rows(runtime: Runtime, fleet: Fleet, quick: bool) -> list[Row]:
-    branches, loops = (8, 150_000) if quick else (64, 300_000)
+    branches, loops = (4, 150_000) if quick else (64, 300_000)
     await _took(runtime, 4, 1, fleet.slots)  # opens stores
     one, _ = await _took(runtime, branches, loops, 1)
     two, nodes = await _took(runtime, branches, loops, fleet.slots)

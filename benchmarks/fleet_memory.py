@@ -50,7 +50,7 @@ async def work(address: str, home: Path, runs: int) -> list[float]:
 
 def rows(quick: bool, new_database: Callable[[], str]) -> Iterator[Row]:
     """`new_database`: returns the address of an empty database."""
-    runs = HOURS_WORTH // 60 if quick else HOURS_WORTH
+    runs = HOURS_WORTH // 180 if quick else HOURS_WORTH
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as home:
         words = [sys.executable, "-m", "benchmarks.fleet_memory", new_database(), home, str(runs)]
         sizes = json.loads(subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout)

@@ -105,7 +105,7 @@ async def rows(quick: bool, database: str, kind: str, parts: Collection[str]) ->
             if "kills" in parts:
                 found += await fleet_kills.rows(cluster, runtime, fleet, heard, folder, 2)
             if "ray" in parts:
-                found.append(await _costs(runtime, fleet, 10 if quick else 50))
+                found.append(await _costs(runtime, fleet, 3 if quick else 50))
                 rounds = 1 if quick else 5
                 took = [
                     await _goes_on(cluster, fleet, heard, folder / f"round{n}", n == rounds - 1)

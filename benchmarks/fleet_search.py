@@ -41,7 +41,7 @@ async def _took(world: Any, branches: int, command: str, at_once: int) -> float:
 
 
 async def rows(fleet: Fleet, folder: Path, quick: bool) -> list[Row]:
-    branches, loops = (8, 150_000) if quick else (64, 300_000)
+    branches, loops = (4, 150_000) if quick else (64, 300_000)
     compute = f"for ((i = 0; i < {loops}; i++)); do :; done"
     one = Needs(resources={ONE_NODE: 1})
     took: dict[str, float] = {}

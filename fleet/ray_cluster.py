@@ -133,8 +133,10 @@ class RayCluster:
             if ray.util.client.ray.is_connected():
                 raise _of_client("this program's connection to Ray")
             return
-        if "://" in named:
+        if named.startswith("ray://"):
             raise _of_client(repr(named))
+        if "://" in named:
+            raise ClusterUnreachable(f'{named!r} is not the address of a head: name "auto" or HOST:PORT')
         _reach(named)
         log = logging.getLogger("ray._private.worker")
         log.addFilter(_not_of_signals)
@@ -172,8 +174,8 @@ class RayCluster:
 def _of_client(what: str) -> ClusterUnreachable:
     return ClusterUnreachable(
         f"{what}: Ray's client protocol is not supported. Run this program on a node of the cluster (`ray job submit "
-        "--address=http://HOST:8265 -- python …` does so from outside, `ray start --address=HOST:PORT` makes this "
-        'machine a node), and name "auto" or HOST:PORT'
+        "--address=http://HOST:8265 -- python …` does so from outside, if the head has `ray[default]`; `ray start "
+        '--address=HOST:PORT` makes this machine a node), and name "auto" or HOST:PORT'
     )
 
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from ramify import Sandbox, fork, llm, step, workflow
+from ramify import Sandbox, fork, llm, slo, step, workflow
 
 GATE = "gate"
 
@@ -150,6 +150,13 @@ async def refused() -> list[str]:
 async def asks(folder: str) -> list[str]:
     async with fork([0, 1]) as branches:
         return [one.value for one in await branches.map(ask, folder)]
+
+
+@workflow
+async def asks_in_time(folder: str) -> list[str]:
+    async with fork([0, 1]) as branches:
+        with slo(weight=3):
+            return [one.value for one in await branches.map(ask, folder)]
 
 
 @workflow

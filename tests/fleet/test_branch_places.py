@@ -30,6 +30,7 @@ from ramify.runtime.errors import StepFailed, WorkflowChanged
 from ramify.runtime.execution.placed_steps import StepOrder
 from ramify.runtime.records import OpRecord, OpStatus, RunRecord
 from ramify.serving.client import LLMClient
+from ramify.serving.protocol.tags import HEADER, SLOTags
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
@@ -231,6 +232,20 @@ async def test_model_calls_of_a_step_are_made_once(
         (run,) = await fleet.runtime.store.runs()
         assert len(await fleet.runtime.store.llm(run.id)) == 6
         assert await fleet.runtime.resume(run.id) == said
+
+
+@needs_time
+async def test_a_step_has_what_the_workflow_said_of_model_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, model: ScriptedModel
+) -> None:
+    (folder / branches_app.GATE).touch()
+    async with (
+        LLMClient("http://model.test/v1", transport=model) as client,
+        opened(tmp_path, monkeypatch, llm=client) as fleet,
+    ):
+        await fleet.runtime.run(branches_app.asks_in_time, str(folder))
+        assert set(await fleet.ran("ask")) == {"a", "b"}
+    assert [SLOTags.from_header(call.headers[HEADER]).goodput_weight for call in model.calls] == [3.0] * 6
 
 
 @needs_time
