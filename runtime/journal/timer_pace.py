@@ -105,7 +105,7 @@ def _has(times: Sequence[float], fires: float) -> bool:
 
 
 def _is_wait_for(timer: asyncio.TimerHandle) -> bool:
-    """Whether the timer is that of `asyncio.wait_for`, which has the same callback as `asyncio.wait` in Python 3.11."""
+    """Whether the timer is that of `asyncio.wait_for`: in Python 3.11, `asyncio.wait` has the same callback."""
     (waiter,) = timer._args  # type: ignore[attr-defined]
     for callback, _ in waiter._callbacks or ():
         awaited = getattr(callback, "__self__", None)

@@ -288,8 +288,8 @@ class Turns:
         if left > _SILENT_S and "pace" not in self._noticed:
             self._noticed.add("pace")
             self._notice(
-                f"a timer of the workflow runs that led to a call before: until it ends, results come no sooner after "
-                f"its beginning than they did. The next one comes in {left:.0f} s"
+                "the workflow waits for a timer that led to a call when it was recorded: until that fires, recorded "
+                f"results come at the recorded intervals. The next one comes in {left:.0f} s"
             )
         return left
 

@@ -3,8 +3,8 @@
 The server listens on loopback, which keeps other machines out, but neither other programs of any user here nor pages
 of other sites in the user's browser. Against programs, every path starts with a random token, so the page's own files
 and answers need no cookie. Against other sites, there are the checks that all our servers share
-(`ramify.serving.guard`), and no answer carries a CORS header. The one path that stores something requires more: a
-JSON `Content-Type`, the token in a header, which another site's page cannot send without permission (CORS), and no
+(`ramify.serving.http_guard`), and no answer carries a CORS header. The one path that stores something requires more:
+a JSON `Content-Type`, the token in a header, which another site's page cannot send without permission (CORS), and no
 foreign `Origin`. The page itself may not load anything from elsewhere, be framed, or turn text into markup (trusted
 types).
 """
