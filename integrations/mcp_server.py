@@ -222,7 +222,7 @@ def _telling(tool: Callable[..., Awaitable[Any]], failure: type[Exception]) -> C
     async def told(*args: Any, **kwargs: Any) -> Any:
         try:
             return await tool(*args, **kwargs)
-        except (WorldError, SandboxError, ForkEngineError, IntegrationError) as error:
+        except (WorldError, SandboxError, ForkEngineError, IntegrationError, ValueError) as error:
             raise failure(str(error)) from error
 
     return told

@@ -163,7 +163,8 @@ class WorldSnapshots(ABC):
             async with self._home.pins.held():
                 state = await asyncio.to_thread(self._home.resolve, snapshot)
                 self._pin.gave(state.id)  # it may be asked for again
-            await asyncio.to_thread(self._home.check_image, state, self._alive().snapshot, self._spec.image)
+            if state.image_stack != (now := self._alive().snapshot).image_stack:  # a thread takes longer than this
+                await asyncio.to_thread(self._home.check_image, state, now, self._spec.image)
             await self._alive().rollback(state)
             self._keep(state)
 

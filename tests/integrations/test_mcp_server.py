@@ -67,6 +67,8 @@ async def test_a_client_forks_and_merges_over_stdio(repo: Path, sandbox: str, tm
         assert away.is_error and "--folder" in text(away)
         nobody = await client.call_tool("world_exec", {"world": "nobody", "command": "true"})
         assert nobody.is_error and "world_log" in text(nobody)
+        odd = await client.call_tool("world_exec", {"world": "main", "command": "echo a\0b"})
+        assert odd.is_error and "NUL" in text(odd)
         await call(client, "world_delete", world=two)
     async with Client(stdio_client(started)) as client:
         log = await call(client, "world_log")
