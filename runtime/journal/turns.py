@@ -288,7 +288,7 @@ class Turns:
         if left > _SILENT_S and "pace" not in self._noticed:
             self._noticed.add("pace")
             self._notice(
-                f"a timer of the workflow runs that led to a call before: until it ends, results come no sooner after "
+                "a timer of the workflow runs that led to a call before: until it ends, results come no sooner after "
                 f"its beginning than they did. The next one comes in {left:.0f} s"
             )
         return left
