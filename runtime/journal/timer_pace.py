@@ -107,7 +107,7 @@ def _has(times: Sequence[float], fires: float) -> bool:
 
 def _is_wait_for(timer: asyncio.TimerHandle) -> bool:
     """Whether the timer is that of `asyncio.wait_for`. In Python 3.11 it has the same callback as `asyncio.wait`."""
-    (waiter,) = timer._args  # type: ignore[attr-defined]
+    (waiter,) = timer._args
     for callback, _ in waiter._callbacks or ():
         awaited = getattr(callback, "__self__", None)
         inner = awaited.get_coro() if isinstance(awaited, asyncio.Task) else None
