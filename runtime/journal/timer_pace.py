@@ -57,15 +57,18 @@ class TimerPace:
     def handed_out(self, one: Recorded, now: float) -> None:
         self._behind = now - one.ended_at
 
-    def left_s(self, one: Recorded, timers: Iterable[asyncio.TimerHandle], now: float) -> float:
+    def left_s(self, one: Recorded, asked_at: float, timers: Iterable[asyncio.TimerHandle], now: float) -> float:
         """Return in how many seconds the result may be handed out. Call it before each, with the timers of the
-        workflow: those that are new began after the last one."""
+        workflow: those that are new began after the last one.
+
+        asked_at: when the workflow called it. It takes no longer than before, or its own timeout could pass.
+        """
         pending = [(timer, self._behind_of(timer, now)) for timer in timers]
         left, enough_s = 0.0, _SPARE * self._shortest_s
         for timer, behind in pending:
             if one.ended_at + behind < timer.when():
                 left = max(left, min(one.ended_at + behind, timer.when() - enough_s) - now)
-        return left
+        return min(left, max(0.0, asked_at + one.ended_at - one.started_at - now))
 
     def _behind_of(self, timer: asyncio.TimerHandle, now: float) -> float:
         if (behind := self._behind_at.get(timer)) is None:
