@@ -7,7 +7,7 @@ timer, no result comes sooner after that beginning than it did when it was recor
 to go than the shortest timeout that the workflow has begun so far; without timeouts nothing is held back.
 
 Which timers led to something, the times tell: a call at the time at which the timer fires, or the end of a call that
-the workflow cancelled, while another call was under way.
+the workflow cancelled. If the workflow did one thing at a time, there is nothing to hold back.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class TimerPace:
         begun = sorted((one.started_at, one.ended_at) for one in recorded)
         self._starts = [start for start, _ in begun]
         self._ends = list(accumulate((end for _, end in begun), max))
-        self._calls = sorted(one.started_at for one, after in _with_result_before(recorded, began) if after > _GAP_S)
-        self._calls = [at for at in self._calls if self._is_crossed(at)]
-        self._cancels = sorted(one.ended_at for one in recorded if one.cancelled and self._is_crossed(one.ended_at))
+        several = any(map(self._is_crossed, self._starts))  # calls were under way at once
+        timed = (one for one, after in _with_result_before(recorded, began) if after > _GAP_S)
+        self._calls = sorted(one.started_at for one in timed) if several else []
+        self._cancels = sorted(one.ended_at for one in recorded if one.cancelled) if several else []
         self._behind = now - began  # the loop's time minus the recorded time, when the last result was handed out
         self._behind_at: WeakKeyDictionary[asyncio.TimerHandle, float] = WeakKeyDictionary()
         """The same for each timer when it began, but infinite if it led to nothing."""
@@ -56,15 +57,18 @@ class TimerPace:
     def handed_out(self, one: Recorded, now: float) -> None:
         self._behind = now - one.ended_at
 
-    def left_s(self, one: Recorded, timers: Iterable[asyncio.TimerHandle], now: float) -> float:
+    def left_s(self, one: Recorded, asked_at: float, timers: Iterable[asyncio.TimerHandle], now: float) -> float:
         """Return in how many seconds the result may be handed out. Call it before each, with the timers of the
-        workflow: those that are new began after the last one."""
+        workflow: those that are new began after the last one.
+
+        asked_at: when the workflow called it. It takes no longer than before, or its own timeout could pass.
+        """
         pending = [(timer, self._behind_of(timer, now)) for timer in timers]
         left, enough_s = 0.0, _SPARE * self._shortest_s
         for timer, behind in pending:
             if one.ended_at + behind < timer.when():
                 left = max(left, min(one.ended_at + behind, timer.when() - enough_s) - now)
-        return left
+        return min(left, max(0.0, asked_at + one.ended_at - one.started_at - now))
 
     def _behind_of(self, timer: asyncio.TimerHandle, now: float) -> float:
         if (behind := self._behind_at.get(timer)) is None:
@@ -105,8 +109,8 @@ def _has(times: Sequence[float], fires: float) -> bool:
 
 
 def _is_wait_for(timer: asyncio.TimerHandle) -> bool:
-    """Whether the timer is that of `asyncio.wait_for`: in Python 3.11, `asyncio.wait` has the same callback."""
-    (waiter,) = timer._args  # type: ignore[attr-defined]
+    """Whether the timer is that of `asyncio.wait_for`. In Python 3.11 it has the same callback as `asyncio.wait`."""
+    (waiter,) = timer._args
     for callback, _ in waiter._callbacks or ():
         awaited = getattr(callback, "__self__", None)
         inner = awaited.get_coro() if isinstance(awaited, asyncio.Task) else None

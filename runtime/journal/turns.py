@@ -73,6 +73,7 @@ class _Place:
     call: _Place | None = None  # the place of the call, before that of the result
     result: _Place | None = None  # the reverse
     asked: bool = False  # the workflow has called the operation in this process
+    asked_at: float = 0.0  # when, by the loop's clock
     over: bool = False  # handed out, given up or left out
     turn: asyncio.Future[None] | None = None  # the operation has its result and waits for its turn
     hasty: Callable[[str], bool] | None = None  # for these effects it waits only as long as for a result
@@ -195,7 +196,7 @@ class Turns:
             if keys and len(place.unnumbered) <= spare:  # its turn comes with the last row that it waited for
                 last = sorted(known, key=lambda one: one.seq or 0)[len(keys) - spare - 1]
                 place.seq, place.before = last.seq, last.before
-        place.asked = True
+        place.asked, place.asked_at = True, time.monotonic()
         if place.seq is not None and (place.over or place not in known):
             place.over = False
             self._push(place)
@@ -284,7 +285,7 @@ class Turns:
         if place.before is None or not self._pace.matters:
             return 0.0
         timers = (one for one in getattr(asyncio.get_running_loop(), "_scheduled", ()) if self._is_of_workflow(one))
-        left = self._pace.left_s(place.before, timers, time.monotonic())
+        left = self._pace.left_s(place.before, place.asked_at, timers, time.monotonic())
         if left > _SILENT_S and "pace" not in self._noticed:
             self._noticed.add("pace")
             self._notice(

@@ -35,27 +35,34 @@ def test_results_keep_their_distance_from_a_sleep_that_led_to_a_call(loop: async
     pace, sleeping, now = TimerPace(RECORDED, 0.0, now=100.0), timer(loop, 110.0), 100.0
     for one, comes in zip(FETCHED, (103.0, 106.0, 108.0), strict=True):
         limit = timer(loop, now + 4.0, sleeps=False)
-        assert pace.left_s(one, [sleeping, limit], now) == pytest.approx(comes - now)
+        assert pace.left_s(one, now, [sleeping, limit], now) == pytest.approx(comes - now)
         pace.handed_out(one, now := comes)  # the last when the sleep has 2 s to go, which is half of the timeout
-    assert pace.left_s(ACROSS, [sleeping], now) == 0.0, "it waits for the call that the timer leads to"
+    assert pace.left_s(ACROSS, now, [sleeping], now) == 0.0, "it waits for the call that the timer leads to"
+
+
+def test_no_result_takes_longer_than_before(loop: asyncio.AbstractEventLoop) -> None:
+    pace, timers = TimerPace(RECORDED, 0.0, now=100.0), [timer(loop, 110.0), timer(loop, 104.0, sleeps=False)]
+    assert pace.left_s(FETCHED[2], 100.5, timers, now=101.0) == pytest.approx(2.5), (
+        "not until 8 s after the beginning"
+    )
 
 
 def test_a_workflow_without_timeouts_is_not_slowed_down(loop: asyncio.AbstractEventLoop) -> None:
     pace = TimerPace(RECORDED, 0.0, now=100.0)
-    assert pace.left_s(FETCHED[0], [timer(loop, 110.0)], now=100.0) == 0.0
+    assert pace.left_s(FETCHED[0], 100.0, [timer(loop, 110.0)], now=100.0) == 0.0
 
 
 @pytest.mark.parametrize("at", [3700.0, 107.0])
 def test_a_sleep_that_led_to_no_call_holds_nothing_back(loop: asyncio.AbstractEventLoop, at: float) -> None:
     pace = TimerPace(RECORDED, 0.0, now=100.0)
-    assert pace.left_s(FETCHED[0], [timer(loop, at), timer(loop, 104.0, sleeps=False)], now=100.0) == 0.0
+    assert pace.left_s(FETCHED[0], 100.0, [timer(loop, at), timer(loop, 104.0, sleeps=False)], now=100.0) == 0.0
 
 
 def test_a_timeout_that_cancelled_a_call_counts(loop: asyncio.AbstractEventLoop) -> None:
     late = Recorded("slow", 4, 0.0, 10.0, cancelled=True)
     pace = TimerPace([*FETCHED, late, ACROSS], 0.0, now=100.0)
     limits = [timer(loop, 110.0, sleeps=False), timer(loop, 104.0, sleeps=False)]
-    assert pace.left_s(FETCHED[0], limits, now=100.0) == pytest.approx(3.0)
+    assert pace.left_s(FETCHED[0], 100.0, limits, now=100.0) == pytest.approx(3.0)
 
 
 def test_a_workflow_that_does_one_thing_at_a_time_is_not_slowed_down() -> None:
