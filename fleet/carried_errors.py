@@ -96,10 +96,10 @@ def _set_cause(error: BaseException, cause: BaseException) -> None:
 
 def _made(error: CarriedError, node: str) -> BaseException:
     kind = _class_of(error)
-    for way in () if kind is None else (_instance_by_its_class, _instance):
+    for way in (_instance_by_its_class, _instance):
         try:
-            made = way(kind, error, node)
-            if type(made) is kind and str(made) == error.shown:
+            made = None if kind is None else way(kind, error, node)
+            if made is not None and type(made) is kind and str(made) == error.shown:
                 return _noted(made, error)
         except Exception:  # noqa: BLE001  # user's classes may raise anything
             continue

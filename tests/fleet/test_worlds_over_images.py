@@ -1,5 +1,5 @@
-"""Worlds over OCI images on nodes whose homes have no image: it travels with the state. The processes of two nodes
-are in this one, without Ray."""
+"""Worlds over OCI images on nodes that have no image: it travels with the state. The processes of two nodes are in
+this one, without Ray."""
 
 from __future__ import annotations
 
