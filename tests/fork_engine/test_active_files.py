@@ -24,7 +24,8 @@ REPOSITORY = {".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n", 
         ".envrc", "sub/.envrc", ".vscode", ".vscode/tasks.json", "x.code-workspace", ".idea/workspace.xml", ".exrc",
         ".dir-locals.el", ".devcontainer/devcontainer.json", ".mcp.json", ".claude/settings.json", ".hg/hgrc",
         "opencode.json", ".opencode/plugin/a.ts", ".roo/mcp.json", ".kiro/settings/mcp.json", ".qwen/settings.json",
-        ".husky/pre-commit", "mise.toml", ".aider.conf.yml", "crush.json", ".kilocode/mcp.json", ".jj/repo/config.toml",
+        ".husky/pre-commit", "mise.toml", ".aider.conf.yml", "crush.json", ".kilocode/mcp.json",
+        ".jj/repo/config.toml",
     ],
 )  # fmt: skip
 def test_paths_that_act_on_entry(path: str) -> None:

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from ramify.serving.gateway.errors import bad_request
 from ramify.serving.gateway.formats.field_values import check_prompt_field, check_values
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern
-from ramify.serving.gateway.formats.schema_keywords import NotEnforced, check_schema, with_patterns, with_plain_references
+from ramify.serving.gateway.formats.schema_keywords import (
+    NotEnforced,
+    check_schema,
+    with_patterns,
+    with_plain_references,
+)
 from ramify.serving.protocol.tags import is_tag
 
 Json = Mapping[str, object]

@@ -223,7 +223,7 @@ def _of_types(schema: Json, names: set[str]) -> list[object]:
         foreign -= _KEYWORDS.get(kind, frozenset())
     asked = names - foreign - {"type"}  # a keyword of another type says nothing
     for name in asked & _LENGTHS:
-        if not isinstance(schema[name], int) or isinstance(schema[name], bool) or schema[name] < 0:
+        if not isinstance(length := schema[name], int) or isinstance(length, bool) or length < 0:
             raise NotEnforced(f"{name} that is no whole number from 0 on")
     allowed = frozenset[str]()
     inner: list[object] = []

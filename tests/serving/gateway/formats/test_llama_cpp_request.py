@@ -164,7 +164,9 @@ def test_patterns_are_translated() -> None:
     assert body["response_format"]["json_schema"]["schema"]["pattern"] == r"^[\x30-\x39]$"
 
 
-@pytest.mark.parametrize("begun", ["The city of", [{"type": "text", "text": "The city"}, {"type": "text", "text": " of"}]])
+@pytest.mark.parametrize(
+    "begun", ["The city of", [{"type": "text", "text": "The city"}, {"type": "text", "text": " of"}]]
+)
 def test_the_beginning_of_an_answer_that_the_client_gave_is_not_repeated(begun: object) -> None:
     asked = {"messages": [*ASK["messages"], {"role": "assistant", "content": begun}]}
     said = [{"message": {"content": text}} for text in ("The city of Bern", "Bern", None)]

@@ -144,10 +144,10 @@ async def test_results_of_tools_become_messages_of_their_own() -> None:
         },
     ]
     async with asked_of(_engine(got, [{"content": "ok"}], "stop")) as client:
-        edits = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}  # Claude Code's
-        stream = await client.messages.create(
-            model="m", max_tokens=9, messages=said, stream=True, extra_body=edits
-        )
+        edits = {
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+        }  # Claude Code's
+        stream = await client.messages.create(model="m", max_tokens=9, messages=said, stream=True, extra_body=edits)
         assert [event.type async for event in stream][-1] == "message_stop"
     function = {"name": "look", "arguments": '{"at": "x"}'}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
