@@ -115,7 +115,7 @@ def _tool_result(block: Json) -> tuple[Chat, list[Chat]]:
     text = "" if content is None else _joined("messages", content)
     if block.get("is_error"):
         text = f"Error: {text}"
-    result = {"role": "tool", "tool_call_id": text_in("messages", block.get("tool_use_id")), "content": text}
+    result: Chat = {"role": "tool", "tool_call_id": text_in("messages", block.get("tool_use_id")), "content": text}
     return result, images
 
 

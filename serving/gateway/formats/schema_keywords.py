@@ -6,6 +6,7 @@ read. `check_schema` refuses those by name; `with_patterns` translates the patte
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -223,7 +224,7 @@ def _of_types(schema: Json, names: set[str]) -> list[object]:
         foreign -= _KEYWORDS.get(kind, frozenset())
     asked = names - foreign - {"type"}  # a keyword of another type says nothing
     for name in asked & _LENGTHS:
-        if not isinstance(schema[name], int) or isinstance(schema[name], bool) or schema[name] < 0:
+        if not isinstance(length := schema[name], int) or isinstance(length, bool) or length < 0:
             raise NotEnforced(f"{name} that is no whole number from 0 on")
     allowed = frozenset[str]()
     inner: list[object] = []
@@ -355,14 +356,20 @@ def _marks(schema: object, root: Json) -> dict[str, frozenset[str]]:
 
 def _values(schema: Json) -> dict[str, frozenset[str]]:
     if "const" in schema:
-        return {"": frozenset([repr(schema["const"])])}
+        return {"": frozenset([_shown(schema["const"])])}
     if isinstance(values := schema.get("enum"), list):
-        return {"": frozenset(map(repr, values))}
+        return {"": frozenset(map(_shown, values))}
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
         said = [kinds] if isinstance(kinds, str) else kinds
         return {"type": frozenset("number" if kind == "integer" else str(kind) for kind in said)}
     return {}
+
+
+def _shown(value: object) -> str:
+    """The same text for values that JSON Schema takes for equal."""
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value, sort_keys=True)  # type: ignore[call-overload]  # a float then
 
 
 def _only(names: set[str], allowed: set[str] | frozenset[str], beside: str) -> None:

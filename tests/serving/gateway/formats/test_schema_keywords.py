@@ -124,6 +124,10 @@ def test_alternatives_that_a_property_tells_apart() -> None:
     check_schema({"$defs": {"b": kind("b")}, "oneOf": [kind("a"), {"$ref": "#/$defs/b"}]})
     with pytest.raises(NotEnforced):
         check_schema({"oneOf": [kind("a"), kind("a")]})
+    check_schema({"oneOf": [{"const": 1}, {"const": True}]})
+    for same in ([1, 1.0], [{"a": 1, "b": 2}, {"b": 2, "a": 1}]):
+        with pytest.raises(NotEnforced):
+            check_schema({"oneOf": [{"const": value} for value in same]})
 
 
 def test_what_a_reference_names_is_checked_wherever_it_stands() -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
+from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.http.exchange import MAX_BODY
 from ramify.serving.policy.types import Verdict
 from ramify.serving.protocol import wire
@@ -183,6 +186,20 @@ async def test_one_model_by_its_id() -> None:
         missing = await client.get("/models/another")
     assert (found.status_code, found.json()["id"]) == (200, "org/scripted")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages"])
+async def test_an_answer_goes_on_from_the_beginning_that_the_client_gave(path: str) -> None:
+    """llama.cpp repeats that beginning in whole answers."""
+    message = {"role": "assistant", "content": "The city is Bern."}
+    said = {"id": "x", "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+    llama_cpp = Upstream("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=said)))
+    app = create_gateway([Replica(0, 1, llama_cpp, EngineTraits(llama_cpp=True))])
+    begun = [*MESSAGES, {"role": "assistant", "content": "The city is"}]
+    async with client_of(app) as client:
+        answer = (await client.post(path, json={"messages": begun, "max_tokens": 9})).json()
+    text = answer["content"][0]["text"] if path == "/messages" else answer["choices"][0]["message"]["content"]
+    assert text == " Bern."
 
 
 async def test_policy_refusal_tells_the_client_not_to_retry() -> None:
