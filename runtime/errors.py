@@ -311,3 +311,12 @@ class CommandFailed(RunError):
         tail = (result.stderr or result.stdout).strip()[-2000:]
         how = "timed out" if result.timed_out else f"exited with {result.exit_code}"
         super().__init__(f"{result.command!r} {how}" + (f":\n{tail}" if tail else ""))
+
+
+def error_text(error: BaseException) -> str:
+    """Return the class and the message of an error, which may be of a user's class that cannot print itself."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  the user's own code must not hide the error
+        said = "<exception str() failed>"  # as Python's tracebacks
+    return f"{type(error).__name__}: {said}"

@@ -27,6 +27,7 @@ from ramify.runtime.errors import (
     EffectRefused,
     NotSerialisable,
     ResultNotKept,
+    error_text,
 )
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import DOUBTFUL, ROOT, BranchPath, EffectRecord, EffectStatus, RunId
@@ -395,7 +396,7 @@ async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, c
         await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
     except Exception as error:
         raise CompensationFailed(
-            f"the compensate hook of step {effect.step!r} raised {type(error).__name__}: {error}; the effect of the "
+            f"the compensate hook of step {effect.step!r} raised {error_text(error)}; the effect of the "
             f"step is not undone (idempotency key {effect.idempotency_key}). Fix the cause, then: "
             f"`ramify resume {effect.run_id}` undoes it before it continues",
             run_id=effect.run_id,

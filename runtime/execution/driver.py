@@ -14,7 +14,7 @@ from ramify.compiler.plan import ACCEPTED, ADDED, WORLDLESS, OpId, OpKind, Plan,
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Skipped, Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.errors import RunCancelled
+from ramify.runtime.errors import RunCancelled, error_text
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Noticed, RunEnded, RunStarted
 from ramify.runtime.execution.model_calls import LLMCalls
@@ -371,7 +371,7 @@ async def _end_stopped_run(run: Run, error: BaseException, services: Services) -
     elif isinstance(error, asyncio.CancelledError):
         status, why = RunStatus.CANCELLED, "cancelled"
     else:
-        status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"
+        status, why = RunStatus.FAILED, error_text(error)
         amended = run.journal.ended_with(error)
     await run.journal.finish(RunUpdate(status=status, error=why), unasked=unasked, amended=amended)
     services.emit(RunEnded(run.record, status))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ramify.compiler.plan import OpKind
+from ramify.runtime.errors import error_text
 from ramify.runtime.journal import recorded_errors
 from ramify.runtime.records import STANDS, LLMRecord, OpRecord, OpStatus
 
 
 def failed_row(first: LLMRecord, error: Exception, begun: float, now: float) -> OpRecord:
-    shown = f"{type(error).__name__}: {error}"
+    shown = error_text(error)
     attrs = {STANDS: "yes", **recorded_errors.encoded(error)}
     return replace(row_of(first, begun, now), summary=shown.partition("\n")[0], error=shown, attrs=attrs)
 

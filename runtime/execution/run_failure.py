@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from ramify.compiler.plan import site_file
-from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunError, RunFailed, StepFailed
+from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunError, RunFailed, StepFailed, error_text
 from ramify.runtime.execution.run import Run
 from ramify.runtime.journal.failures import raised_by
 
@@ -26,7 +26,7 @@ def failure_of(run: Run, error: Exception) -> RunError:
             f"`ramify resume {run.record.id} --from STATE` goes back to before them"
         )
     where = raised_by(error)
-    shown = f"{type(error).__name__}: {error}"
+    shown = error_text(error)
     if where is None or where.step is None:
         said = f"workflow {run.record.name!r} raised {shown}{_double_await_hint(error)}"
         return RunFailed(f"{said}\n{hint}", run_id=run.record.id)

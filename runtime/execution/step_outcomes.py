@@ -8,7 +8,7 @@ from ramify.compiler.plan import Effect, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import KILLED, Fence, KnownEffect
-from ramify.runtime.errors import EffectInDoubt, NotSerialisable, ResultNotKept, WrongReuse
+from ramify.runtime.errors import EffectInDoubt, NotSerialisable, ResultNotKept, WrongReuse, error_text
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.step_call import StepCall, StepTimeout
@@ -107,7 +107,7 @@ def as_effect_in_doubt(call: StepCall, fence: Fence, error: Exception, *, began:
         return error
     run, how = call.scope.run, "asks its reconcile hook" if fence.outside.reconcile else "sends it under that key"
     doubt = EffectInDoubt(
-        f"step {fence.step!r} on branch {fence.branch} raised {type(error).__name__}: {error}. That says nothing "
+        f"step {fence.step!r} on branch {fence.branch} raised {error_text(error)}. That says nothing "
         f"about the attempt before it ({now.note or KILLED}): it is unknown whether its effect happened (idempotency "
         f"key {now.idempotency_key}). `ramify resume {fence.run}` {how} again; or find out, then: `ramify approve "
         f"{fence.run} {fence.step} --done` (with --result JSON) if it did, or `--again` if it did not",
@@ -124,7 +124,7 @@ async def record_failure(
     """Record a failed step, and add the same as a note to the error. A resume raises the error again, unless the run
     ended with it (`ramify.runtime.journal.failures`). An error that stopped the run is tried again in any case."""
     run = call.scope.run
-    shown = f"{type(error).__name__}: {error}"
+    shown = error_text(error)
     where = f"step {call.step.name!r} on branch {call.scope.branch.path}"
     last = ""
     if face is not None and face.last is not None:

@@ -25,6 +25,7 @@ from ramify.runtime.errors import (
     NotSerialisable,
     PlanMismatch,
     WrongReuse,
+    error_text,
 )
 from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
@@ -386,7 +387,7 @@ async def _execute_and_commit(
             again = attempt < call.step.retry and not branch.lost and error is not run.journal.stopped
             if again and not isinstance(error, FINAL):
                 attempt += 1
-                why = f"step {call.step.name!r}: {type(error).__name__}: {error}"
+                why = f"step {call.step.name!r}: {error_text(error)}"
                 run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, why, run.clock() - begun))
                 continue
             failure = error if fence is None else as_effect_in_doubt(call, fence, error, began=begins)

@@ -18,7 +18,7 @@ from ramify.cli.errors import is_ours
 from ramify.cli.targets import load
 from ramify.inspect.home import Home
 from ramify.inspect.text import count
-from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetBroken, TargetNotFound
+from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetBroken, TargetNotFound, error_text
 from ramify.runtime.journal.inbox import OpenQuestion, listed
 from ramify.runtime.records import VOID, CheckpointId, RunRecord
 
@@ -146,7 +146,7 @@ async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, how: Threa
         if is_ours(error):
             raise
         raise RunFailed(
-            f"run {record.id} failed: {type(error).__name__}: {error}\nContinue it with `ramify resume {record.id}`",
+            f"run {record.id} failed: {error_text(error)}\nContinue it with `ramify resume {record.id}`",
             run_id=record.id,
         ) from error
     asked, _ = await _interrupts(graph, runtime, record)

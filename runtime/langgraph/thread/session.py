@@ -18,7 +18,7 @@ from typing import Any
 
 from ramify.compiler.plan import Plan
 from ramify.fork_engine.types import Skipped, SnapshotId
-from ramify.runtime.errors import RunNotFound
+from ramify.runtime.errors import RunNotFound, error_text
 from ramify.runtime.events import Observer
 from ramify.runtime.execution.driver import Launch, Services, create, new_run_id
 from ramify.runtime.execution.model_calls import LLMCalls
@@ -402,5 +402,5 @@ def _outcome(invocation: Invocation, error: BaseException | None) -> tuple[RunSt
     if error is None:
         return (RunStatus.WAITING if invocation.is_interrupted else RunStatus.DONE), ""
     if isinstance(error, Exception):
-        return RunStatus.FAILED, f"{type(error).__name__}: {error}"
+        return RunStatus.FAILED, error_text(error)
     return RunStatus.CANCELLED, "cancelled"

@@ -13,6 +13,7 @@ from ramify.compiler.plan import OpId, OpKind, PlanOp
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
+from ramify.runtime.errors import error_text
 from ramify.runtime.estimates.recorded_runs import CHANNELS, files_written
 from ramify.runtime.events import Level
 from ramify.runtime.execution.model_calls import LLMCalls
@@ -368,5 +369,5 @@ def channels_written(value: Any) -> dict[str, str]:
 
 
 def error_fields(error: Exception) -> dict[str, str]:
-    text = f"{type(error).__name__}: {error}"
+    text = error_text(error)
     return {"error": text, "summary": text.splitlines()[0][:_LINE]}

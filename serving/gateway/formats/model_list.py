@@ -21,13 +21,13 @@ _LATEST = 253402300799  # the last second of the year 9999
 def model_info(model: Json) -> Json:
     """An entry of OpenAI's list as Anthropic has it. What an engine does not say is null, as Anthropic allows."""
     created = model.get("created")
-    known = isinstance(created, int | float) and 0 <= created <= _LATEST
+    begun = created if isinstance(created, int | float) and 0 <= created <= _LATEST else 0
     context = model.get("max_model_len")  # vLLM's
     return {
         "type": "model",
         "id": model.get("id"),
         "display_name": model.get("id"),
-        "created_at": datetime.fromtimestamp(created if known else 0, UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": datetime.fromtimestamp(begun, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "max_input_tokens": context if isinstance(context, int) else None,
         "max_tokens": None,

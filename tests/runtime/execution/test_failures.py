@@ -11,8 +11,8 @@ import failing_app
 import pytest
 from samples import sample
 
-from ramify import Runtime
-from ramify.runtime.errors import RunFailed
+from ramify import Runtime, step, workflow
+from ramify.runtime.errors import RunFailed, StepFailed
 from tests.warm_process import WarmInterpreter
 
 pytestmark = pytest.mark.timeout(900)  # the processes of all shapes run in the first test
@@ -88,3 +88,24 @@ async def test_a_failure_stands_if_an_irreversible_step_followed_it(
     assert [line.rpartition(" ")[2] for line in (tmp_path / "log").read_text().splitlines()] == ["before", "other"]
     base = (await runtime.store.checkpoints(str(runtime.last_run_id)))[0]
     assert await runtime.resume(str(runtime.last_run_id), back_to=base.id) == "broken", "a person said so"
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@step
+async def unprintable() -> None:
+    raise Unprintable
+
+
+@workflow
+async def ends_with_it() -> None:
+    await unprintable()
+
+
+async def test_an_error_that_cannot_print_itself_is_named(runtime: Runtime) -> None:
+    with pytest.raises(StepFailed, match=r"Unprintable: <exception str\(\) failed>") as raised:
+        await runtime.run(ends_with_it)
+    assert isinstance(raised.value.__cause__, Unprintable)

@@ -358,3 +358,24 @@ def test_an_app_that_a_node_calls_may_have_nothing_left_to_do(compile_graph: Any
     inside = app.get_state(CONFIG, subgraphs=True).tasks[0].state
     app.update_state(inside.config, {"seen": ["by hand"]}, as_node="b")
     assert invoke(None)["seen"] == ["a", "by hand"]
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@pytest.mark.parametrize("uses_world", [False, True])
+def test_an_error_that_cannot_print_itself_is_raised_as_it_is(
+    uses_world: bool, compile_graph: Any, kept: Any
+) -> None:
+    def fails(state: State) -> State:
+        if uses_world:
+            current_sandbox()
+        raise Unprintable
+
+    app = compile_graph(chain(("fails", fails)))
+    with pytest.raises(Unprintable):
+        app.invoke({"seen": []})
+    (run,) = kept(app).runs
+    assert (run.status, run.error) == (RunStatus.FAILED, "Unprintable: <exception str() failed>")
