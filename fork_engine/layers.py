@@ -24,7 +24,7 @@ from ramify.fork_engine.filesystem.file_content import digest_file
 from ramify.fork_engine.filesystem.openat import OpenatWalker, file, remove_tree
 from ramify.fork_engine.filesystem.write import Place, place_copy, place_link, write_tree
 from ramify.fork_engine.manifest import Manifest, decode
-from ramify.fork_engine.store_folder import TREE_MODE, StoreFolder, make_folder, read_store_file, write_new
+from ramify.fork_engine.store_folder import ID, TREE_MODE, StoreFolder, make_folder, read_store_file, write_new
 from ramify.fork_engine.types import EntryKind, LayerId
 from ramify.fork_engine.view import LocatedEntry, View
 
@@ -90,7 +90,7 @@ class Layers:
         return (self._layers / layer).is_dir()
 
     def __iter__(self) -> Iterator[LayerId]:
-        return iter(sorted(LayerId(path.name) for path in self._layers.iterdir()))
+        return iter(sorted(LayerId(path.name) for path in self._layers.iterdir() if ID.fullmatch(path.name)))
 
     def read_manifest(self, layer: LayerId) -> Manifest:
         """Read a manifest from disk. Raises `SnapshotCorrupt`. `manifest` does the same with a cache."""

@@ -19,7 +19,7 @@ from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.manifest import MALFORMED, Manifest, canonical_json
-from ramify.fork_engine.store_folder import StoreFolder, flush_folder, make_folder, read_store_file, write_new
+from ramify.fork_engine.store_folder import ID, StoreFolder, flush_folder, make_folder, read_store_file, write_new
 from ramify.fork_engine.types import ContentKey, Entry, LayerId, Processes, ProcessTier, Snapshot, SnapshotId
 from ramify.fork_engine.view import View
 
@@ -153,7 +153,6 @@ FORMAT = 2
 READ = (1, 2)
 MERGES = 64
 """How many later merges a record names. Each addition rewrites the record, and nothing is computed from them."""
-_ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Snapshots:
@@ -163,12 +162,15 @@ class Snapshots:
         make_folder(self._folder)
 
     def __iter__(self) -> Iterator[SnapshotId]:
-        return iter(sorted(SnapshotId(path.stem) for path in self._folder.glob("*.json")))
+        return iter(sorted(SnapshotId(path.stem) for path in self._records()))
+
+    def _records(self) -> list[Path]:
+        return [path for path in self._folder.glob("*.json") if ID.fullmatch(path.stem)]
 
     def older_than(self, seconds: float) -> list[SnapshotId]:
         """Return the snapshots whose record is older than `seconds`, or dated in the future (clock set back)."""
         now = time.time()
-        paths = self._folder.glob("*.json")
+        paths = self._records()
         return sorted(SnapshotId(path.stem) for path in paths if not 0 <= now - path.stat().st_mtime < seconds)
 
     def save(self, snapshot: Snapshot, volatile: tuple[str, ...]) -> bool:
@@ -216,7 +218,7 @@ class Snapshots:
 
     def load(self, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
         """Return the snapshot, and the volatile globs that its content key was computed with."""
-        if not _ID.fullmatch(id):
+        if not ID.fullmatch(id):
             raise SnapshotNotFound(f"{id!r} is not a snapshot id, which has 64 hexadecimal digits")
         try:
             return decode(read_store_file(self._path(id)), id)
@@ -327,7 +329,7 @@ class Blobs:
         return _DIGEST.fullmatch(digest) is not None and (self._folder / digest).exists()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(path.name for path in self._folder.iterdir()))
+        return iter(sorted(path.name for path in self._folder.iterdir() if ID.fullmatch(path.name)))
 
     def put(self, data: bytes) -> str:
         digest = digest_bytes(data)

@@ -45,17 +45,17 @@ _DISK_ERRORS = {
 }
 
 
-def make_folder(path: Path, *, may_be_link: bool = False) -> None:
+def make_folder(path: Path, *, emptied: bool = False) -> None:
     """Create one of the store's folders if it is missing. Raises `StoreUnusable` if something else has its name.
 
-    A link counts as something else, unless it `may_be_link`. Ramify deletes what it finds in some of these folders,
-    and in a store of somebody else a link could lead to the user's own.
+    `emptied`: Ramify removes whatever it finds there. Then a link counts as something else: in a store of somebody
+    else it could lead to a folder of the user's.
     """
     try:
         paths.make_private(path.parent)
         path.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
-        if not path.is_dir() or (path.is_symlink() and not may_be_link):
+        if not path.is_dir() or (emptied and path.is_symlink()):
             raise unexpected_file_error(path) from None
     except NotADirectoryError:
         raise unexpected_file_error(path) from None
@@ -169,6 +169,10 @@ def translate_disk_errors(root: Path) -> Iterator[None]:
 _NOTE = re.compile(r"(layers|images|blobs|snapshots)-([0-9a-f]{64}(?:\.json)?)")
 
 
+ID = re.compile(r"[0-9a-f]{64}")
+"""What has another name in a folder of objects is not the store's: fsck reports it, and nothing removes it."""
+
+
 class UnflushedNote(NamedTuple):
     """An object that may not be on disk yet."""
 
@@ -183,16 +187,16 @@ class StoreFolder:
         self._unflushed = root / "unflushed"
         self._notes = self._unflushed / boot_id()
         self._flushing = threading.Lock()
-        make_folder(root, may_be_link=True)  # users put a store on another disk like this
+        make_folder(root)
         for made in (self.tmp, self._unflushed):
-            make_folder(made)
+            make_folder(made, emptied=True)
         self._make_notes()
         drop_default_acl(self.tmp)
 
     def _make_notes(self) -> None:
         """Create the folder for this boot's notes. A read-only store can still be read without it."""
         try:
-            make_folder(self._notes)
+            make_folder(self._notes, emptied=True)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES):
                 raise

@@ -377,8 +377,8 @@ def test_a_deletion_removes_leftovers_of_crashed_processes(bench: Any) -> None:
         assert bench.on_disk("tmp") == [working.name]
 
 
-@pytest.mark.parametrize("name", ["tmp", "unflushed", "layers", "images", "blobs", "snapshots"])
-def test_a_link_in_place_of_a_folder_of_the_store_is_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tmp", "unflushed"])
+def test_a_link_in_place_of_a_folder_that_is_emptied_is_refused(name: str, tmp_path: Path) -> None:
     """In the store of somebody else it can lead to a folder of the user's. What an earlier boot left unflushed there
     was removed when the store was opened, and the user's folders looked like that."""
     users = tmp_path / "of-the-user"
@@ -389,6 +389,20 @@ def test_a_link_in_place_of_a_folder_of_the_store_is_refused(name: str, tmp_path
     with pytest.raises(StoreUnusable, match=f"{name}: something else has the name"):
         SnapshotStore(tmp_path / "store")
     assert (users / "folder").is_dir()
+
+
+@pytest.mark.parametrize("name", ["layers", "images", "blobs", "snapshots"])
+def test_a_deletion_leaves_what_is_not_the_stores(name: str, tmp_path: Path) -> None:
+    """For the same reason: users may move these folders elsewhere, with a link in their place."""
+    users = tmp_path / "of-the-user"
+    (users / "folder" / "fs").mkdir(parents=True)
+    for file in (users / "thesis.tex", users / "settings.json"):
+        file.touch()
+        os.utime(file, (0, 0))
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / name).symlink_to(users)
+    SnapshotStore(tmp_path / "store").delete_unreachable([])
+    assert sorted(path.name for path in users.iterdir()) == ["folder", "settings.json", "thesis.tex"]
 
 
 def test_a_link_in_place_of_a_layers_folder_is_refused(bench: Any, tmp_path: Path) -> None:

