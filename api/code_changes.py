@@ -24,7 +24,7 @@ from ramify.runtime.records import (
 )
 
 if TYPE_CHECKING:
-    from ramify.compiler.change_impact import Matching, OperationLine
+    from ramify.compiler.result_matching import Matching, OperationLine
     from ramify.compiler.spec import Spec
     from ramify.decorators import Workflow
 
@@ -329,7 +329,7 @@ def matched_with(
     accepted: bool = True,
 ) -> tuple[Matching, set[str]]:
     """The calls to which recorded results certainly belong; and the ids of operations that are in use."""
-    from ramify.compiler.change_impact import matching
+    from ramify.compiler.result_matching import matching
 
     there = recorded_results(ops, llm, effects)
     if plan.version < PLACES_VERSION and there:

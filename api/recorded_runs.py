@@ -32,7 +32,7 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.worlds.recovery import Fetch, missing
 
 if TYPE_CHECKING:
-    from ramify.compiler.change_impact import RecordedResults
+    from ramify.compiler.result_matching import RecordedResults
 
 
 NO_ANSWER = object()
@@ -167,7 +167,7 @@ def recorded_results(
     ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
 ) -> Mapping[str, RecordedResults]:
     """What the journal holds, by the ids of operations. Imports the compiler."""
-    from ramify.compiler.change_impact import RecordedResults
+    from ramify.compiler.result_matching import RecordedResults
 
     steps: dict[str, Counter[str]] = defaultdict(Counter)
     under: dict[str, Counter[str]] = defaultdict(Counter)
