@@ -36,7 +36,7 @@ PART_BYTES = 8 << 20
 """Bytes of one part of a large upload, and of one piece of a download."""
 
 _RETRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S, _RETRY_S = 8, 0.5, 4.0, 60.0
-"""Each wait is drawn between the first one and twice the one before: a service may be away for about 8 s."""
+"""Retries of a request. The waits between them grow at random and add up to about 8 s."""
 _CODE = re.compile(r"<Code>([A-Za-z]+)</Code>|\"error\": ?\"([a-z_]+)\"")
 _CLOCK = (
     "RequestTimeTooSkewed",

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.fork_engine import store_folder as folder
-from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt, SnapshotNotFound, StoreUnusable
+from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.filesystem import file_content
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import EntryKind, Processes, ProcessTier, Snapshot, SnapshotId
@@ -375,50 +375,6 @@ def test_a_deletion_removes_leftovers_of_crashed_processes(bench: Any) -> None:
     with bench.store._folder.temporary() as working:
         bench.store.delete_unreachable({base.id})
         assert bench.on_disk("tmp") == [working.name]
-
-
-@pytest.mark.parametrize("name", ["tmp", "unflushed"])
-def test_a_link_in_place_of_a_folder_that_is_emptied_is_refused(name: str, tmp_path: Path) -> None:
-    """In the store of somebody else it can lead to a folder of the user's. What an earlier boot left unflushed there
-    was removed when the store was opened, and the user's folders looked like that."""
-    users = tmp_path / "of-the-user"
-    (users / "folder").mkdir(parents=True)
-    (users / "folder" / f"layers-{'0' * 64}").touch()
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / name).symlink_to(users)
-    with pytest.raises(StoreUnusable, match=f"{name}: something else has the name"):
-        SnapshotStore(tmp_path / "store")
-    assert (users / "folder").is_dir()
-
-
-@pytest.mark.parametrize("name", ["layers", "images", "blobs", "snapshots"])
-def test_a_deletion_leaves_what_is_not_the_stores(name: str, tmp_path: Path) -> None:
-    """For the same reason: users may move these folders elsewhere, with a link in their place."""
-    users = tmp_path / "of-the-user"
-    (users / "folder" / "fs").mkdir(parents=True)
-    for file in (users / "thesis.tex", users / "settings.json"):
-        file.touch()
-        os.utime(file, (0, 0))
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / name).symlink_to(users)
-    SnapshotStore(tmp_path / "store").delete_unreachable([])
-    assert sorted(path.name for path in users.iterdir()) == ["folder", "settings.json", "thesis.tex"]
-
-
-def test_a_link_in_place_of_a_layers_folder_is_refused(bench: Any, tmp_path: Path) -> None:
-    """A world over such a layer would see a folder of this machine that is hidden from it."""
-    base = bench.base({"a": "1"})
-    fs = bench.store.lower_dirs(base)[0]
-    fs.rename(tmp_path / "away")
-    fs.symlink_to(tmp_path / "away")
-    with pytest.raises(SnapshotCorrupt, match=base.layers[0]):
-        bench.store.lower_dirs(base)
-
-
-def test_a_store_may_be_elsewhere_by_a_link(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "store").symlink_to(tmp_path / "disk")
-    assert SnapshotStore(tmp_path / "store").present() == []
 
 
 def test_a_sealer_killed_anywhere_leaves_only_complete_snapshots(bench: Any) -> None:
