@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ramify.run_functions import interrupt as interrupt
     from ramify.run_functions import llm as llm
     from ramify.run_functions import patched as patched
+    from ramify.run_functions import sleep as sleep
     from ramify.run_functions import time_left as time_left
     from ramify.runtime.effects.fence import DidNotHappen as DidNotHappen
     from ramify.runtime.effects.fence import Happened as Happened
@@ -66,6 +67,7 @@ _EXPORTS = {
         "interrupt",
         "llm",
         "patched",
+        "sleep",
         "time_left",
     ),
     "ramify.runtime.effects.fence": ("DidNotHappen", "Happened"),

@@ -12,6 +12,7 @@ from ramify.runtime.errors import NotInARun
 from ramify.runtime.execution.forks import Fork
 from ramify.runtime.execution.questions import begin_asking
 from ramify.runtime.execution.run import RunScope, is_patched, refuse_inside_step
+from ramify.runtime.execution.sleeps import begin_sleeping
 from ramify.runtime.execution.streamed_answers import AnswerStream
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.call_slo import call_slo
@@ -72,6 +73,24 @@ def interrupt(question: Any) -> Awaitable[Any]:
     refuse_inside_step("interrupt() was called")
     site = call_site()
     return start_on_run_loop("interrupt() was called", lambda: begin_asking(scope, question, site))
+
+
+def sleep(duration: Duration) -> Awaitable[None]:
+    """Wait in a workflow: `await sleep("10m")`. In a workflow that is not async: `sleep("10m")`.
+
+    The time at which it ends is recorded when it begins, so a resumed run waits only for what is left of it, and not
+    at all if that time has passed. Where tasks wait for sleeps and steps side by side, as in
+    `asyncio.wait({...}, return_when=FIRST_COMPLETED)`, a resume finds the same one first. `asyncio.sleep` lasts as
+    long again in a resume. Raises `ValueError` for a negative duration, and `NotInARun` inside a step or a LangGraph
+    node, where `asyncio.sleep` does.
+    """
+    what = "sleep() was called"
+    scope, duration_s = current_scope(what), 0.0 if duration == 0 else seconds(duration)
+    if not isinstance(scope, RunScope):
+        raise NotInARun("ramify.sleep() was called in a LangGraph node: call asyncio.sleep() there")
+    refuse_inside_step(what)
+    site = call_site()
+    return start_on_run_loop(what, lambda: begin_sleeping(scope, duration_s, site))
 
 
 def patched(name: str) -> bool:

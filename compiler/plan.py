@@ -79,6 +79,8 @@ class OpKind(StrEnum):
     MERGE = "MERGE"
     # () -> (). Ask a person; the run waits. Only in a journal: it runs under a graph break or the catch-all.
     INTERRUPT = "INTERRUPT"
+    # () -> (). Wait for a time, by `ramify.sleep`. Only in a journal, as INTERRUPT.
+    SLEEP = "SLEEP"
     # w -> w. Go back to an earlier state of the branch. Only in a journal: a person asked for it.
     RESTORE = "RESTORE"
     # () -> (). From here on the code is another: a person accepted that, or the workflow asked for its version by

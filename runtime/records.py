@@ -55,6 +55,7 @@ class OpStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"  # recorded for people to read; a resume does not use it
     ASKED = "asked"  # an open question; its answer is another row
+    BEGUN = "begun"  # a sleep that lasts until a recorded time; its end is another row
     UNASKED = "not asked again"  # a question that the run's newest process did not reach
     READ = "read"  # how far a streamed answer was read before an effect or a question; the answer is another row
     UNDONE = "undone"  # it was done, and the run went back to before it: treated as FAILED

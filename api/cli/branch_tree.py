@@ -12,7 +12,7 @@ from ramify.inspect.text import printable
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus
 
 REUSED, MERGED, FAILED = "↺", "✓", "✗"
-CANCELLED = (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE, OpKind.INTERRUPT)
+CANCELLED = (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE, OpKind.INTERRUPT, OpKind.SLEEP)
 """Kinds of rows that fail only because the workflow cancelled the operation."""
 
 
@@ -103,6 +103,9 @@ class BranchTree:
             case OpKind.INTERRUPT:
                 what = "answered" if row.status is OpStatus.DONE else row.status.value
                 branch.entries.append(Entry(f"{what}: {printable(row.summary)}", op_id=row.op_id))
+            case OpKind.SLEEP:
+                what = "slept" if row.status is OpStatus.DONE else "sleeps"
+                branch.entries.append(Entry(f"{what} {printable(row.summary)}", op_id=row.op_id))
             case OpKind.CHANGE:
                 branch.entries.append(Entry("code", printable(row.summary), op_id=row.op_id))
             case OpKind.RESTORE:
@@ -156,7 +159,8 @@ def _step(row: OpRecord) -> Entry:
 
 def name_of(row: OpRecord) -> str:
     """Return how a row is called in one line: a step by its name."""
-    return "question" if row.kind is OpKind.INTERRUPT else printable(row.step or row.op_id)
+    names = {OpKind.INTERRUPT: "question", OpKind.SLEEP: "sleep"}
+    return names.get(row.kind) or printable(row.step or row.op_id)
 
 
 def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[TreeLine]:

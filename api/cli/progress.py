@@ -189,6 +189,8 @@ def _op_text(row: OpRecord) -> str | None:
             return f"fork ends: {printable(row.summary)}"
         case OpKind.INTERRUPT:
             return f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {printable(row.summary)}"
+        case OpKind.SLEEP:
+            return f"{'slept' if row.status is OpStatus.DONE else 'sleeps'} {printable(row.summary)}"
         case OpKind.CHANGE:
             return f"code: {printable(row.summary)}"
         case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM | OpKind.RESTORE | OpKind.COMMAND:

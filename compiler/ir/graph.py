@@ -147,6 +147,7 @@ SIGNATURES: dict[OpKind, tuple[tuple[str, str], ...]] = {
     OpKind.MERGE: (("x ws", "x ws"),),
     OpKind.RESTORE: (("x", "x"),),
     OpKind.INTERRUPT: (("", ""),),
+    OpKind.SLEEP: (("", ""),),
     OpKind.RELEASE: (("x", ""),),
     OpKind.BREAK: (("x", "x"),),
     OpKind.BARRIER: (("", ""),),

@@ -88,6 +88,7 @@ class Run:
     left: list[OpRecord] = field(default_factory=list)
     # the number of operations in progress that are neither steps nor model calls
     at_work: int = 0
+    asleep: int = 0  # how many sleeps are under way
     # the tasks that prefork worlds during model calls, and that send prefix hints
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -106,7 +107,7 @@ class Run:
         """Whether an operation is in progress that does not wait for a person."""
         steps = any(begun.started and not begun.ended for begun in self.begun.values())
         waits = self.journal.turns.waiting or self.journal.await_cancels > 0
-        return steps or self.at_work > 0 or self.calls.under_way > 0 or waits
+        return steps or self.at_work > 0 or self.asleep > 0 or self.calls.under_way > 0 or waits
 
     def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
         return find_op(self.plan, kind, site, step)

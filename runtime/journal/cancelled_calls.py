@@ -33,19 +33,19 @@ async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
     journal.await_cancels += 1  # so the run does not stop for a person before that
     try:
         if left > _SILENT_S:
-            await _pause(_SILENT_S)
+            await pause(_SILENT_S)
             left -= _SILENT_S
             journal.notice(
                 f"an earlier process cancelled {what} after {cancelled_s:.0f} s: it waits for the same, and begins "
                 f"in {left:.0f} s if it is not"
             )
-        await _pause(max(0.0, left))
+        await pause(max(0.0, left))
     finally:
         journal.await_cancels -= 1
 
 
-async def _pause(seconds: float) -> None:
-    """Sleep. The order of results must not take this for a sleep of the workflow, which could lead to a call."""
+async def pause(seconds: float) -> None:
+    """Sleep. Unlike `asyncio.sleep`, it is not taken for a timer of the workflow that could lead to a call."""
     over = asyncio.get_running_loop().create_future()
     timer = asyncio.get_running_loop().call_later(seconds, _end, over)
     try:

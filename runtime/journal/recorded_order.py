@@ -12,7 +12,7 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.journal.turns import Recorded
 from ramify.runtime.records import CANCELLED, HAPPENED, EffectRecord, LLMRecord, OpRecord, OpStatus, RunRecord
 
-RESULTS = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
+RESULTS = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT, OpKind.SLEEP)
 IN_TURNS = (*RESULTS, OpKind.RELEASE, OpKind.CALL_LLM)  # the last: a stage of model calls that failed
 
 CALLED_AFTER = "called_after"
@@ -72,13 +72,14 @@ class RecordedOrder:
                 yield Recorded(call.key, call.seq, at, call.ended_at, self._age_s(at), after, what="the model")
 
     def _only_begun(self, results: Sequence[Recorded]) -> Iterator[Recorded]:
-        """Yield the questions and effects that were begun and have no result. The number of an effect is that of the
+        """Yield the questions, sleeps and effects that were begun and have no result. The number of an effect is that of the
         last result before it."""
         known = {one.key for one in results}
-        for row in {row.key: row for row in self.ops if row.status is OpStatus.ASKED}.values():
-            at = row.started_at
+        begun = (row for row in self.ops if row.status in (OpStatus.ASKED, OpStatus.BEGUN))
+        for row in {row.key: row for row in begun}.values():
+            at, what = row.started_at, "a sleep" if row.kind is OpKind.SLEEP else "a question"
             if row.key not in known and at > self.went_back_at:
-                yield Recorded(row.key, row.seq, at, at, self._age_s(at), only_begun=True, what="a question")
+                yield Recorded(row.key, row.seq, at, at, self._age_s(at), only_begun=True, what=what)
         for effect in self.effects:
             at = effect.intended_at
             if effect.status in HAPPENED and effect.key not in known and at > self.went_back_at:

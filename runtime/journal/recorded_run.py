@@ -87,6 +87,8 @@ class RecordedRun:
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self.went_back_at = max((row.started_at for row in ops if row.kind is OpKind.RESTORE), default=0.0)
         """When a person last took the run back to a checkpoint, in Unix seconds; 0: never."""
+        begun = (row for row in ops if row.status is OpStatus.BEGUN and row.started_at > self.went_back_at)
+        self._sleeps = {row.key: float(row.attrs[UNTIL]) for row in begun}
         order = RecordedOrder(run, ops, llm, effects, failed, was_changed, self.went_back_at)
         self.turns = Turns(order.places(), self.followers.returned, since=order.began, notice=self.notice)
         self._called_after: dict[
@@ -104,6 +106,10 @@ class RecordedRun:
                 self._last_sealed[BranchPath(theirs)] = row.seq  # a merge seals the branch that it merges
             if row.kind is OpKind.FORK and row.status is OpStatus.DONE:
                 self._places[row.branch, row.op_id] += 1
+
+    def sleeps_until(self, key: str) -> float | None:
+        """Return when a sleep ends that an earlier process began, in Unix seconds; None if none did."""
+        return self._sleeps.get(key)
 
     def notice(self, what: str) -> None:
         """Tell observers something about the run."""
@@ -385,11 +391,17 @@ class RecordedRun:
         return [e for e in self._effects.values() if e.branch == branch or e.branch.startswith(below)]
 
 
+UNTIL = "until"
+"""The attribute of a row with the status BEGUN: when the sleep ends, in Unix seconds."""
+
+_REACHED = (OpStatus.DONE, OpStatus.ASKED, OpStatus.BEGUN)
+
+
 def _keys_of(
     ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
 ) -> dict[str, BranchPath]:
     """Return the keys that a replay of these rows reaches, with their branches."""
-    rows = (row for row in ops if row.kind in RESULTS and row.status in (OpStatus.DONE, OpStatus.ASKED))
+    rows = (row for row in ops if row.kind in RESULTS and row.status in _REACHED)
     found = {row.key: row.branch for row in rows}
     found |= {call.key: call.branch for call in llm if call.step_key is None}
     return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}

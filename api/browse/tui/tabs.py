@@ -108,7 +108,7 @@ def moment_lines(moment: Moment, history: History, width: int) -> Iterator[Style
     mark, look = "●", Look.GOOD
     if moment.status in (OpStatus.FAILED, OpStatus.UNDONE):
         mark, look = "✗", Look.BAD
-    elif moment.status is OpStatus.ASKED:
+    elif moment.status in (OpStatus.ASKED, OpStatus.BEGUN):
         mark, look = "?", Look.NOTE
     took = seconds(moment.ended_at - moment.started_at)
     said = f"reused from {moment.reused_from}" if moment.reused_from else took

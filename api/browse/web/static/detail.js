@@ -57,7 +57,7 @@ export class Detail {
   }
 
   head(row, moment, checkpoint, base) {
-    const failed = moment && !['done', 'asked', 'not asked again'].includes(moment.status);
+    const failed = moment && !['done', 'asked', 'begun', 'not asked again'].includes(moment.status);
     const line = this.model.lines.get((checkpoint ?? moment).branch);
     return [
       h('h2', {}, nameOf({...row, moment})),

@@ -126,7 +126,7 @@ function litUntil(model, rows, at) {
 }
 
 function node(row, x, y, lit) {
-  const failed = row.moment && !['done', 'asked', 'not asked again'].includes(row.moment.status);
+  const failed = row.moment && !['done', 'asked', 'begun', 'not asked again'].includes(row.moment.status);
   const look = ['node', row.checkpoint ? 'state' : '', row.kind === 'FOLD' ? 'fold' : '', failed ? 'failed' : '',
     row.moment?.reused_from ? 'reused' : '', lit ? 'on' : ''].join(' ');
   if (failed) {
@@ -156,7 +156,7 @@ function marks(row) {
   const told = [];
   if (row.from) told.push(chip(`from ${row.from.slice(0, 8)}`)); // it went back: not the state above it
   if (moment?.reused_from) told.push(chip('reused'));
-  if (moment && moment.status !== 'done') told.push(chip(moment.status, {asked: 'accent', 'not asked again': ''}[moment.status] ?? 'bad'));
+  if (moment && moment.status !== 'done') told.push(chip(moment.status, {asked: 'accent', begun: 'accent', 'not asked again': ''}[moment.status] ?? 'bad'));
   if (moment?.call?.met === false) told.push(chip('late', 'bad'));
   if (row.ends && line?.end === 'merged') told.push(chip('merged', 'accent'));
   if (row.ends && line?.end === 'released') told.push(chip('released'));
