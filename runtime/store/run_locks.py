@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.store_folder import flush_folder
-from ramify.runtime.errors import RunLocked, RunPushed
+from ramify.runtime.errors import RunLocked, RunPushed, StoreError
 from ramify.runtime.records import CheckpointRecord, Lease, RunId, RunRecord
 
 if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
@@ -48,7 +48,7 @@ class RunLock:
     def __init__(self, folder: Path, run: RunId, *, even_pushed: bool = False) -> None:
         """`even_pushed`: also hold a run that was pushed to another machine."""
         self._folder, self._even_pushed = folder, even_pushed
-        self._path = folder / f"{run}.lock"
+        self._path = _file(folder, run, "lock")
         self._run = run
         self._fd: int | None = None
 
@@ -116,6 +116,20 @@ def _taken(fd: int) -> bool:
     return False
 
 
+def _names_a_file(run: RunId) -> bool:
+    return bool(run) and not run.startswith(".") and {"/", "\0"}.isdisjoint(run)
+
+
+def _file(folder: Path, run: RunId, ending: str) -> Path:
+    """Raises `StoreError` if the file would lie elsewhere: the id may come from a database that somebody else wrote."""
+    if not _names_a_file(run):
+        raise StoreError(
+            f"the database has a run {run!r}, whose id cannot be the name of a file: no version of Ramify makes such "
+            "ids, so do not work on this run, nor in this home unless you know who made it"
+        )
+    return folder / f"{run}.{ending}"
+
+
 @asynccontextmanager
 async def hold_run(folder: Path, store: LocksRuns, run: RunId, *, even_pushed: bool = False) -> AsyncIterator[None]:
     """Hold a run: its file lock and its lease. Raises `RunLocked`, and `RunPushed` unless `even_pushed`."""
@@ -177,7 +191,7 @@ def note_pushed(folder: Path, run: RunId, pushed: PushedRun) -> None:
         json.dump(asdict(pushed), file)
         file.flush()
         os.fsync(file.fileno())
-    aside.replace(folder / f"{run}.pushed")
+    aside.replace(_file(folder, run, "pushed"))
     flush_folder(folder)
 
 
@@ -186,7 +200,7 @@ def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
 
     Raises `RunPushed` if the file that says so is damaged.
     """
-    note = folder / f"{run}.pushed"
+    note = _file(folder, run, "pushed")
     try:
         told = json.loads(note.read_bytes())
         return PushedRun(str(told["url"]), int(told["generation"]))
@@ -202,7 +216,7 @@ def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
 
 def note_brought_back(folder: Path, run: RunId) -> None:
     """Let this machine work on a run again. The caller holds it."""
-    (folder / f"{run}.pushed").unlink(missing_ok=True)
+    _file(folder, run, "pushed").unlink(missing_ok=True)
     flush_folder(folder)
 
 
@@ -221,18 +235,20 @@ def take_cancel_request(folder: Path, run: RunId) -> bool:
 
 
 def _wish(folder: Path, run: RunId) -> Path:
-    return folder / f"{run}.cancel"
+    return _file(folder, run, "cancel")
 
 
 def was_worked_on_here(folder: Path, run: RunId) -> bool:
     """Whether a process that uses this home ever worked on the run."""
-    return (folder / f"{run}.lock").exists()
+    return _names_a_file(run) and _file(folder, run, "lock").exists()
 
 
 def is_held(folder: Path, run: RunId) -> bool:
     """Whether a process works on the run. True for another user's lock, which cannot be opened."""
+    if not _names_a_file(run):
+        return False
     try:
-        fd = open_lock(folder / f"{run}.lock", os.O_RDONLY | os.O_NONBLOCK)  # also of a FIFO
+        fd = open_lock(_file(folder, run, "lock"), os.O_RDONLY | os.O_NONBLOCK)  # also of a FIFO
     except FileNotFoundError:
         return False
     except PermissionError:

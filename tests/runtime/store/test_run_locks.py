@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ramify.runtime.errors import RunLocked, RunPushed
+from ramify.runtime.errors import RunLocked, RunPushed, StoreError
 from ramify.runtime.records import RunId
-from ramify.runtime.store.run_locks import RunLock, is_held
+from ramify.runtime.store.run_locks import RunLock, is_held, request_cancel, take_cancel_request, was_worked_on_here
 
 RUN = RunId("run-1")
 
@@ -44,3 +44,18 @@ def test_a_damaged_note_of_a_push_is_told(tmp_path: Path, text: str) -> None:
 def test_only_one_process_holds_a_run(tmp_path: Path) -> None:
     with RunLock(tmp_path, RUN), pytest.raises(RunLocked, match="wait for it or stop it"):
         RunLock(tmp_path, RUN).__enter__()
+
+
+@pytest.mark.parametrize("id", ["../beside", "/tmp/beside", "..", ".", "", "a\0b"])
+def test_an_id_in_the_database_of_somebody_else_makes_no_file_elsewhere(tmp_path: Path, id: str) -> None:
+    locks, run = tmp_path / "locks", RunId(id)
+    for work in (
+        lambda: RunLock(locks, run),
+        lambda: request_cancel(locks, run),
+        lambda: take_cancel_request(locks, run),
+    ):
+        with pytest.raises(StoreError, match="cannot be the name of a file"):
+            work()
+    assert not is_held(locks, run)
+    assert not was_worked_on_here(locks, run)
+    assert list(tmp_path.iterdir()) == []
