@@ -62,3 +62,10 @@ def test_every_file_that_a_newcomer_is_sent_to_is_there(name: str) -> None:
     named = set(re.findall(r"`((?:\w[\w.-]*/)+[\w.-]*)`", text))
     assert len(named) > 10
     assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[(\d{3})\]\((\d{3}-[\w-]+\.md)\)", (folder / "index.md").read_text(), re.MULTILINE)
+    assert {name for _, name in listed} == {page.name for page in folder.glob("[0-9]*.md")}
+    assert [number for number, name in listed if not name.startswith(number)] == []
