@@ -223,7 +223,7 @@ class WorldHome:
             if now.image is None or (workspace and root.exists() and not is_image_file(root)):
                 return
         raise WorldError(
-            f"the state {state.id[:12]} is not over the image of this world, which stays as it was: make another "
+            f"the state {state.id[:12]} has another image than this world, which was not changed: make another "
             "world from that state (`snapshot=`; `ramify world new --from`)"
         )
 

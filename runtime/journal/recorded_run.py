@@ -168,7 +168,7 @@ class RecordedRun:
                 found.append((row, "its world is in another state"))
             elif ended and key not in self._asked:
                 other = (row.branch, row.op_id) in fresh
-                found.append((row, "called with other arguments" if other else "not called any more"))
+                found.append((row, "called with other arguments" if other else "no longer called"))
         return found
 
     def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:
@@ -187,7 +187,7 @@ class RecordedRun:
         if (later := next(done, None)) is not None:
             raise self.stop(
                 Diverged(
-                    f"{row.step or row.op_id} on branch {row.branch} failed ({row.error}), and the workflow went on "
+                    f"{row.step or row.op_id} on branch {row.branch} failed ({row.error}), and the workflow then went "
                     f"to the irreversible step {later.step!r}. The failure cannot be raised again: its error was not "
                     "kept, or it began in another state. It is not tried again, since the workflow could then take "
                     f"another way: `ramify resume {self._run.id} --from STATE` goes back to before it"

@@ -152,7 +152,7 @@ async def test_a_state_over_another_image_is_refused(
         await world.write("kept", "1")
         elsewhere = home.state_of(home.images.catalogue.get(f"oci:{other}"))
         for gone in (plain.restore(state), world.restore(elsewhere), world.restore(plain.state)):
-            with pytest.raises(WorldError, match="not over the image of this world"):
+            with pytest.raises(WorldError, match="has another image than this world"):
                 await gone
         assert await world.read("kept") == b"1"
         await world.restore(state)
