@@ -187,7 +187,7 @@ class RecordedRun:
         if (later := next(done, None)) is not None:
             raise self.stop(
                 Diverged(
-                    f"{row.step or row.op_id} on branch {row.branch} failed ({row.error}), and the workflow then went "
+                    f"{row.step or row.op_id} on branch {row.branch} failed ({row.error}), and the workflow went on "
                     f"to the irreversible step {later.step!r}. The failure cannot be raised again: its error was not "
                     "kept, or it began in another state. It is not tried again, since the workflow could then take "
                     f"another way: `ramify resume {self._run.id} --from STATE` goes back to before it"

@@ -145,7 +145,7 @@ async def test_a_state_over_another_image_is_refused(
     other = write_layout(tmp_path / "other", BuiltImage([layer_tar({"x": "1"}), root_tar], compress=bytes))
     async with World.create(image=str(layout), home=home) as world:
         state = await world.snapshot()
-    with pytest.raises(WorldError, match="over another image"):
+    with pytest.raises(WorldError, match="has another image"):
         await World.create(snapshot=state, image=str(other), home=home)
     await home.images.pull(str(other))
     async with World.create(home=home) as plain, World.create(image=str(layout), home=home, name="one") as world:
