@@ -296,7 +296,7 @@ class WorldFiles(ABC):
 
     def _relative(self, path: str | Path) -> str:
         if why := why_no_argument(str(path)):
-            raise PathRefused(f"{path!a} is no path: it has {why}")
+            raise PathRefused(f"{path!a} is not a path: it has {why}")
         given = Path(path)
         if given.is_absolute():
             if not given.is_relative_to(self._spec.mount_at):

@@ -186,7 +186,7 @@ class TypeNotAllowed(GraphError):
 
     def __init__(self, module: str, name: str) -> None:
         super().__init__(
-            f"a checkpoint names {module}.{name}, which is no data class of a module that this program has "
+            f"a checkpoint names {module}.{name}, which is not a data class of a module that this program has "
             f"loaded, so nothing was imported or called for it. If it is yours: import {module} before the thread is "
             f"read, or open the saver with allow=[({module!r}, {name!r})]"
         )
