@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # without `typing`, whose import is most of the time in which Ctrl-C is not told yet
+TYPE_CHECKING = False  # `typing` is not imported: it is slow, and Ctrl-C is handled only after these imports
 if TYPE_CHECKING:
     from ramify.decorators import Step as Step
     from ramify.decorators import Workflow as Workflow

@@ -249,7 +249,7 @@ def changed(record: RunRecord, plan: Plan, found: CodeDiff) -> WorkflowChanged:
 def _steps_that_differ(plan: Plan, now: Spec) -> tuple[str, ...]:
     """Return what to tell of a change that no part of the code shows: steps of other names, made at run time."""
     before, after = {step.name for step in plan.steps}, {step.name: step.where for step in now.steps}
-    gone = [f"step {name} is gone" for name in sorted(before - after.keys())]
+    gone = [f"step {name} was removed" for name in sorted(before - after.keys())]
     return (*gone, *(f"step {name} is new ({after[name]})" for name in sorted(after.keys() - before)))
 
 

@@ -214,7 +214,7 @@ def _why(op: PlanOp, risky: list[str]) -> str:
 
 def _renamed(step: str | None, others: list[str]) -> str:
     return (
-        f"no step has this name any more, and {', '.join(others)} is new: it may be the same step, renamed. "
+        f"no step has this name now, and {', '.join(others)} is new: it may be the same step, renamed. "
         f"If it is, keep the old name: `@step(name={step!r})`"
     )
 

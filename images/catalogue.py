@@ -75,7 +75,7 @@ class Catalogue:
             found = [id for id in self._ids() if len(digits) >= _SHORTEST_ID and id.startswith(digits)]
         if len(found) != 1:
             why = f"{len(found)} images begin with it" if found else "pull it: `ramify image pull`"
-            raise ImageNotFound(f"{name!r} is no image in {self.folder.parent}: {why}")
+            raise ImageNotFound(f"{name!r} is not an image in {self.folder.parent}: {why}")
         return self._image(found[0])
 
     def all(self) -> list[Image]:

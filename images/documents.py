@@ -149,7 +149,7 @@ def config_of(data: bytes, wanted: Platform, what: str) -> ImageConfig:
         raise _malformed(what, "its configuration has no rootfs")
     diff_ids = _texts(root, "diff_ids", what)
     if not diff_ids or not all(DIGEST.fullmatch(one) for one in diff_ids):
-        raise _malformed(what, "it has no layers, or their diff_ids are no sha256 digests")
+        raise _malformed(what, "it has no layers, or their diff_ids are not sha256 digests")
     use = raw.get("config") or {}
     if not isinstance(use, dict):
         raise _malformed(what, "its configuration is not an object")
@@ -182,7 +182,7 @@ def _descriptor(entry: object, what: str) -> Descriptor:
         raise _malformed(what, "a descriptor is not an object")
     digest, size = entry.get("digest"), entry.get("size")
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise _malformed(what, f"{digest!r} is no sha256 digest"[:200])
+        raise _malformed(what, f"{digest!r} is not a sha256 digest"[:200])
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise _malformed(what, f"{digest} has no size")
     made = entry.get("platform")

@@ -116,7 +116,7 @@ def _of_registry(text: str) -> ImageReference:
     if not _REPOSITORY.fullmatch(name):
         raise _bad(text, "a repository's name has lower-case letters, digits, and '.', '_', '-', '/' between them")
     if colon and not _TAG.fullmatch(tag):
-        raise _bad(text, f"{tag!r} is no tag")
+        raise _bad(text, f"{tag!r} is not a tag")
     return ImageReference(SourceKind.REGISTRY, registry, name, tag or ("" if digest else "latest"), digest)
 
 

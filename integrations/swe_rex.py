@@ -193,7 +193,7 @@ class WorldRuntime(AbstractRuntime):
         checked = await self.world.exec(["bash", "-n"], stdin=action.command + "\n")
         if not checked.ok:
             info = {"bash_stdout": checked.stdout, "bash_stderr": checked.stderr}
-            raise BashIncorrectSyntaxError(f"{action.command!r} is no bash: {checked.stderr}", extra_info=info)
+            raise BashIncorrectSyntaxError(f"{action.command!r} is not bash: {checked.stderr}", extra_info=info)
         result = await session.shell.run(_merged(action.command), timeout=action.timeout)
         if result.timed_out:
             raise _too_late(action.timeout, action.command)

@@ -80,7 +80,7 @@ _SAID = {
     "missing": "no such file in the world",
     "permission": "the world does not allow it",
     "folder": "it is a directory",
-    "not_folder": "it is no directory",
+    "not_folder": "it is not a directory",
     "special": "it is a FIFO, a socket or a device",
     "too_large": "the file is too large",
     "other": "the command failed",

@@ -73,7 +73,7 @@ class Limits:
         for one in fields(self):
             value = getattr(self, one.name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{one.name}={value!r} is no limit: it is a whole number above 0, or None for none")
+                raise ValueError(f"{one.name}={value!r} is not a limit: give a whole number above 0, or None")
 
     def asked(self) -> tuple[Limit, ...]:
         """The limits that are set and differ from their defaults."""

@@ -90,7 +90,7 @@ def obstacles(around: Surroundings, folder: str) -> list[str]:
     worlds."""
     if around.in_world:
         return [
-            "this process runs in a world, whose filter lets nobody make namespaces: make or fork worlds from the "
+            "this process runs in a world, whose filter forbids new namespaces: make or fork worlds from the "
             "process that made this one"
         ]
     found = []

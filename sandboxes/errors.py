@@ -20,8 +20,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TOO_MANY_FILES = "this process may open no more files: raise its limit (ulimit -n), or use fewer worlds at once"
-TOO_MANY_HERE = "this machine may open no more files: raise its limit (fs.file-max), or use fewer worlds at once"
+TOO_MANY_FILES = "this process cannot open more files: raise its limit (ulimit -n), or use fewer worlds at once"
+TOO_MANY_HERE = "this machine cannot open more files: raise its limit (fs.file-max), or use fewer worlds at once"
 
 
 class SandboxError(Exception):

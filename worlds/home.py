@@ -195,7 +195,7 @@ class WorldHome:
         under = self.state_of(image)
         if base.image is not None:
             if (base.image, *base.outside[: len(under.outside)]) != (under.image, *under.outside):
-                raise WorldError(f"the state {base.id[:12]} is over another image: leave out image=")
+                raise WorldError(f"the state {base.id[:12]} has another image: leave out image=")
             return base
         return self.store.over_image(base, under)
 
@@ -223,7 +223,7 @@ class WorldHome:
             if now.image is None or (workspace and root.exists() and not is_image_file(root)):
                 return
         raise WorldError(
-            f"the state {state.id[:12]} is not over the image of this world, which stays as it was: make another "
+            f"the state {state.id[:12]} has another image than this world, which was not changed: make another "
             "world from that state (`snapshot=`; `ramify world new --from`)"
         )
 
@@ -280,7 +280,7 @@ class WorldHome:
         try:
             return self.store.get(id)
         except SnapshotNotFound as error:
-            raise WorldNotFound(f"the snapshot {id[:12]} is not in the store any more: {error}") from error
+            raise WorldNotFound(f"the snapshot {id[:12]} is no longer in the store: {error}") from error
 
     def tag(self, name: str, snapshot: Snapshot, *, source: str = "") -> None:
         """Give a snapshot a name. Raises `NameTaken`, `BadName`."""
@@ -324,7 +324,7 @@ class WorldHome:
         now = self.references.get(Kind.WORLD, reference.name)
         if now.network:
             raise WorldError(
-                f"the world {now.name!r} has this machine's network, which no list bounds: make a world without "
+                f"the world {now.name!r} has this machine's network, which no list can limit: make a world without "
                 "network=True (--network)"
             )
         if now.backend in _WITHOUT_BROKER:

@@ -133,7 +133,7 @@ class WorldCommands(ABC):
         """
         for number, least in ((port, 1), (host_port, 0)):
             if not isinstance(number, int) or not least <= number < 1 << 16:
-                raise ValueError(f"{number!r} is no port: it is a number from {least} to 65535")
+                raise ValueError(f"{number!r} is not a port: a port is a number from {least} to 65535")
         place = None if unix_socket is None else paths.expanded(unix_socket)
         async with exposed(lambda: starter_of(self._alive()).connect(port), host_port, place) as found:
             yield found

@@ -229,8 +229,8 @@ def _split(path: str) -> tuple[str, str]:
 
 _WHY = {
     errno.ENOENT: "it does not exist",
-    errno.ENOTDIR: "a link or a file stands where a folder should be",
-    errno.ELOOP: "a link stands in its way",
+    errno.ENOTDIR: "a link or a file is in the place of a folder",
+    errno.ELOOP: "a symbolic link is in the path",
     errno.EXDEV: "a link leads out of the world's tree",
     errno.EINVAL: "it is not a regular file",
     errno.EISDIR: "it is a folder",
@@ -296,7 +296,7 @@ class WorldFiles(ABC):
 
     def _relative(self, path: str | Path) -> str:
         if why := why_no_argument(str(path)):
-            raise PathRefused(f"{path!a} is no path: it has {why}")
+            raise PathRefused(f"{path!a} is not a path: it has {why}")
         given = Path(path)
         if given.is_absolute():
             if not given.is_relative_to(self._spec.mount_at):

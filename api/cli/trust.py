@@ -20,11 +20,11 @@ trust_option = click.option(
 
 
 RUNS_CODE = "Resuming a run executes the code that its rows name"
-APART = "Its files say how a world is kept apart from this machine, if at all"
+APART = "Its files say how a world is isolated from this machine, if at all"
 
 
 class HomeNotTrusted(RunError):
-    """Others wrote to the home, or may have: it names the code to execute, or how a world is kept apart."""
+    """Others wrote to the home, or may have: it names the code to execute, or how a world is isolated."""
 
 
 def need_own_home(home: Home, act: str) -> None:

@@ -85,7 +85,7 @@ def check(remote: RemoteStore, *, repair: bool = False) -> RemoteReport:
         try:
             record = remote.record(info.name)
             if needed_by(record.snapshot) - record.places.keys():
-                raise RemoteObjectAltered("it does not say where everything is that it needs")
+                raise RemoteObjectAltered("it does not say where all its parts are")
             found.append(record)
         except RemoteObjectAltered as error:
             bad[info.name] = RemoteProblem(info.name, RemoteDamage.ALTERED, str(error).split(". ")[0])

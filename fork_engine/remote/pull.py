@@ -84,7 +84,7 @@ class _Pull:
         local = self._remote.local
         needed = needed_by(record.snapshot)
         if needed - record.places.keys():
-            raise RemoteObjectAltered(f"the record {record.name} does not say where everything is that it needs")
+            raise RemoteObjectAltered(f"the record {record.name} does not say where all its parts are")
         for _ in range(_MOST_ROUNDS):
             self._fetch({one: record.places[one] for one in self._lacking(needed)})
             with local.parts.folder.lock():

@@ -102,8 +102,8 @@ class _Push:
             self._sound.clear()
         else:
             raise RemoteUnusable(
-                f"{remote.bucket.url}: uploading takes longer than half of the bucket's grace, "
-                f"{remote.marker.grace_s:g} s"
+                f"{remote.bucket.url}: the upload takes longer than half of the bucket's grace period, "
+                f"{remote.marker.grace_s:g} s: push fewer states at once, or use a faster connection"
             )
         for id in todo:  # in order, so that a kill leaves the first ones whole
             record = local.parts.snapshots.encoded(id)

@@ -188,7 +188,7 @@ class RemoteStore:
             pass
         if next(self.bucket.objects(), None) is not None:
             raise ForeignBucket(
-                f"{self.bucket.url} holds objects, and none says that they are a store of Ramify: name an empty "
+                f"{self.bucket.url} holds objects that are not a store of Ramify: name an empty "
                 "bucket or another prefix"
             )
         if not self._create:

@@ -123,7 +123,7 @@ class Decoder:
             found = _is(cls, Enum, "enum")(given)
         except ValueError:
             raise NotSerialisable(
-                f"a stored value is {cls.__qualname__}({given!r}), which it has not any more"
+                f"a stored value is {cls.__qualname__}({given!r}), which the class no longer has"
             ) from None
         if name is None or found._name_ == name or _is_named(cls, found, name):
             return found
@@ -214,7 +214,7 @@ class Decoder:
         if len(state) < len(body) and not cls.__module__.startswith("ramify."):
             lost = next(name for name in body if name not in fields)
             raise NotSerialisable(
-                f"a stored {cls.__qualname__} has {lost!r}, which is not a field of the class any more"
+                f"a stored {cls.__qualname__} has {lost!r}, which is no longer a field of the class"
             )
         if len(state) == len(fields):
             return state
@@ -269,7 +269,7 @@ def _in_order_of_now(cls: Any, fields: tuple[str, ...], stored: Mapping[str, Any
     """Return the items of a named tuple whose class had its fields in another order; new fields get their default."""
     if lost := [name for name in stored if name not in fields]:
         raise NotSerialisable(
-            f"a stored {cls.__qualname__} has {lost[0]!r}, which is not a field of the class any more"
+            f"a stored {cls.__qualname__} has {lost[0]!r}, which is no longer a field of the class"
         )
     given = {**cls._field_defaults, **stored}
     if lacks := [name for name in fields if name not in given]:

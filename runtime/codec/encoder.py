@@ -248,7 +248,7 @@ class Encoder:
         except (NotSerialisable, ValueError, TypeError):
             pass
         if name is None or kind.__members__.get(name) is not value:
-            raise NotSerialisable(f"{where} is a {kind.__qualname__} that neither its value nor its name finds")
+            raise NotSerialisable(f"{where} is a {kind.__qualname__} that is not found by its value or by its name")
         return {TAG: "member", "t": ref, "v": name}
 
     def _by_value(self, value: Enum, where: str) -> Any:
@@ -318,7 +318,7 @@ class Encoder:
         if not cached:
             return {}
         if id(value) in self._caching:
-            raise NotSerialisable(f"{where} is reached from a cached property of its own")
+            raise NotSerialisable(f"{where} refers to itself through a cached property")
         self._caching.add(id(value))
         kept = {}
         for name, one in cached.items():

@@ -107,7 +107,7 @@ def resolve(ref: Ref, find: Callable[[str], Any] | None = None) -> Any:
             return None
         return ... if ref == "..." else find(ref)
     if not isinstance(ref, dict):
-        raise NotSerialisable(f"a stored value names its type by {ref!r}, which is no name")
+        raise NotSerialisable(f"a stored value names its type by {ref!r}, which is not a name")
     if "|" in ref:
         return functools.reduce(operator.or_, [resolve(each, find) for each in ref["|"]])
     if "union" in ref:

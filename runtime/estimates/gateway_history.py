@@ -81,7 +81,7 @@ def gateway_stages(
     except httpx.HTTPError as error:
         raise LLMUnavailable(f"no gateway answers at {shown}: {error or type(error).__name__}") from error
     if len(answer.content) > _MOST_BYTES:
-        said = f"{shown} is no gateway: its answer is longer than {_MOST_BYTES} bytes, which no history is"
+        said = f"{shown} is not a gateway: its answer is longer than {_MOST_BYTES} bytes, which no history is"
         raise LLMRejected(said, status=answer.status_code)
     if answer.status_code >= 500:
         said = f"the gateway at {shown} cannot give its history now ({answer.status_code}): try again"
@@ -98,7 +98,7 @@ def gateway_stages(
             raise TypeError("no list of stages")
         return tuple(_stage(stage) for stage in stages)
     except (wire.Malformed, KeyError, TypeError, ValueError, OverflowError) as error:
-        said = f"{shown} is no gateway: its answer is no history"
+        said = f"{shown} is not a gateway: its answer is not a history"
         raise LLMRejected(said, status=answer.status_code) from error
 
 

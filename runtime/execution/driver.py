@@ -334,7 +334,7 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
     run.journal.unwinds = True
     await run.settle(ROOT)
     if left:
-        said = "steps that nobody waited for any more were cancelled when the workflow returned"
+        said = "steps that nobody awaited were cancelled when the workflow returned"
         services.emit(Noticed(run.record.id, f"{said}: {_counted(str(row.step) for row in left)}"))
     _report_unused_results(run, services, ended=True)
     _report_effects_in_doubt(run, services)

@@ -99,8 +99,8 @@ async def _refuse_changes(call: StepCall, world: World) -> None:
         after = await world.seal(flush=False)
     if after.content_key != before.content_key:
         raise HiddenWrites(
-            f"step {call.step.name!r} ran beside others, because its code writes no files, but something that "
-            'it calls does: it is run again in its turn. Declare it with @step(effect="revertible")'
+            f"step {call.step.name!r} ran in parallel with others, because its code writes no files, but something "
+            'that it calls does: it is run again, by itself. Declare it with @step(effect="revertible")'
         )
 
 

@@ -170,8 +170,8 @@ class Inbox:
             if key in self._withdrawn:
                 asked = self._ever[key]
                 raise RunNotFound(
-                    f"question {asked.id} ({asked.summary}) of run {self.run} is not open any more: the workflow "
-                    "cancelled it, because of a timeout for example, and went on without an answer"
+                    f"question {asked.id} ({asked.summary}) of run {self.run} is no longer open: the workflow "
+                    "cancelled it, because of a timeout for example, and continued without an answer"
                 )
         return [AnswerRecord(self.run, key, text, now, by) for key, text in keys.items()]
 

@@ -174,7 +174,7 @@ class RecordedRun:
                 found.append((row, "its world is in another state"))
             elif ended and key not in self._asked:
                 other = (row.branch, row.op_id) in fresh
-                found.append((row, "called with other arguments" if other else "not called any more"))
+                found.append((row, "called with other arguments" if other else "no longer called"))
         return found
 
     def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:

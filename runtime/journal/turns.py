@@ -348,8 +348,8 @@ class Turns:
         if may and age_s > _SILENT_S and was.key not in self._noticed:
             self._noticed.add(was.key)
             self._notice(
-                f"an earlier process called {was.what}, at most {was.age_s:.0f} s after it began: what came later "
-                f"waits until it is called again, and goes on without it in {left:.0f} s"
+                f"an earlier process called {was.what}, at most {was.age_s:.0f} s after it began: later results "
+                f"wait until it is called again, for {left:.0f} s at most"
             )
         return may
 

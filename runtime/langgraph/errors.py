@@ -39,7 +39,7 @@ class WorldLost(GraphError):
 
     def __init__(self, branch: str) -> None:
         super().__init__(
-            f"the plan has no SEAL where branch {branch} stands at that checkpoint: its files were only in a live "
+            f"the plan takes no snapshot (SEAL) of branch {branch} at that checkpoint: its files were only in a live "
             "world, which has ended. Continue from the checkpoint before the node"
         )
 
@@ -142,7 +142,7 @@ class ThreadNotCopied(GraphError):
     def numbered(cls) -> ThreadNotCopied:
         return cls(
             "the target counts the versions of channels in numbers, and the thread has versions of text, as "
-            "LangGraph's own savers make them: it could not go on there"
+            "LangGraph's own savers make them: the thread could not be continued there"
         )
 
     @classmethod
@@ -186,7 +186,7 @@ class TypeNotAllowed(GraphError):
 
     def __init__(self, module: str, name: str) -> None:
         super().__init__(
-            f"a checkpoint names {module}.{name}, which is no data class of a module that this program has "
+            f"a checkpoint names {module}.{name}, which is not a data class of a module that this program has "
             f"loaded, so nothing was imported or called for it. If it is yours: import {module} before the thread is "
             f"read, or open the saver with allow=[({module!r}, {name!r})]"
         )

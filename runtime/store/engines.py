@@ -182,7 +182,7 @@ def _refuse_if_replaced(connection: Connection) -> None:
     if _identity(file) != opened:
         raise StoreError(
             f"the database {file} was moved, removed or replaced while this process used it, so nothing more is "
-            "written. Put the file back with its -wal file and resume, or start the run anew"
+            "written. Put the file back with its -wal file and resume, or start a new run"
         )
 
 

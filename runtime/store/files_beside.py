@@ -27,7 +27,7 @@ def refuse_planted(database: str | os.PathLike[str]) -> None:
         except FileNotFoundError:
             continue
         if not stat.S_ISREG(found.st_mode):
-            raise _refused(database, beside, "is no file")
+            raise _refused(database, beside, "is not a file")
         if end == "-journal" and _names_another_file(beside):
             raise _refused(database, beside, "names another file, which SQLite would delete")
 

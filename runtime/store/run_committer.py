@@ -146,7 +146,7 @@ class RunCommitter:
             if self._broken is not None:
                 raise _thread_ended(self._broken) from self._broken
             if self._closed:
-                raise StoreError("the database is not open any more: its store was closed")
+                raise StoreError("the database is closed, because its store was closed: open the store again")
             self._queue.append(waiting)
             if coming is not None:
                 coming.leave()

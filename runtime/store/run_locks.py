@@ -85,7 +85,7 @@ class RunLock:
     def _refuse_pushed(self) -> None:
         if not self._even_pushed and (pushed := pushed_run(self._folder, self._run)) is not None:
             raise RunPushed(
-                f"run {self._run} was pushed to {pushed.url}, and goes on where it is pulled: "
+                f"run {self._run} was pushed to {pushed.url}, and continues where it is pulled: "
                 f"`ramify pull {self._run}` brings it back, unless another machine has pulled it"
             )
 
@@ -209,7 +209,7 @@ def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
     except (ValueError, TypeError, KeyError):
         raise RunPushed(
             f"run {run} was pushed from this machine, but {note}, which says where to, is damaged: pull the run on "
-            "another machine and go on there; or, if you are sure that no other machine goes on with it, remove the "
+            "another machine and resume it there; or, if you are sure that no other machine works on it, remove the "
             "file"
         ) from None
 

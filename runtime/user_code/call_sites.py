@@ -91,7 +91,7 @@ def _at(plan: Plan, kind: OpKind, place: tuple[str, int, int], step: str | None)
     if len(own) > 1 or others or col == IN_LAMBDA:
         raise CallNotTold(
             f"{file}:{line}: several calls of the plan stand on this line, and Python runs without column positions, "
-            "so which of them was made cannot be told: unset PYTHONNODEBUGRANGES (or leave out "
+            "so Ramify cannot tell which of them was made: unset PYTHONNODEBUGRANGES (or leave out "
             "-X no_debug_ranges), remove bytecode that was compiled with it, and resume the run"
         )
     return own[0]

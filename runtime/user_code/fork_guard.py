@@ -68,7 +68,7 @@ def _end(what: str, error: BaseException | None) -> NoReturn:
             if error is not None:
                 traceback.print_exception(error)
             print(
-                f"ramify: process {os.getpid()}, which {what} forked, left that code and was ended: a run goes on "
+                f"ramify: process {os.getpid()}, which {what} forked, left that code and was ended: a run continues "
                 "in one process only. End a forked child inside the step (os._exit), or use multiprocessing or "
                 "subprocess",
                 file=sys.stderr,

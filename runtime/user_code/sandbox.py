@@ -172,7 +172,7 @@ def sandbox_parameter(function: Callable[..., Any]) -> str | None:
     what = f"{_place(function)}step {function.__qualname__!r}"
     for hint in (hint for name, hint in hints.items() if name != "return"):
         if any(part in (Sandbox, SyncSandbox) for part in typing.get_args(hint)):
-            raise TypeError(f"{what}: {hint} is no annotation for a sandbox, which is always given: write Sandbox")
+            raise TypeError(f"{what}: {hint} cannot annotate a sandbox, which is always given: write Sandbox")
     found = [name for name, hint in hints.items() if name != "return" and _is_sandbox_annotation(hint)]
     if len(found) > 1:
         raise TypeError(f"{what} takes {len(found)} sandboxes; a step acts on one")

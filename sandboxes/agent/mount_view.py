@@ -244,7 +244,7 @@ def _umounted(point: str) -> bool:
 
 def _check_folder(path: str, name: str) -> None:
     if not stat.S_ISDIR(os.lstat(path).st_mode):
-        raise OSError(errno.ENOTDIR, f"a link or a file stands at {name}, where the world needs a folder")
+        raise OSError(errno.ENOTDIR, f"a link or a file is at {name}, where the world needs a folder")
 
 
 def _make_mount_point(path: str, *, directory: bool) -> None:

@@ -55,7 +55,7 @@ def read_host(text: str) -> tuple[str, IpAddress | None]:
     if not all(map(_LABEL.fullmatch, labels)):
         raise ValueError("the host is neither a name of letters, digits, '-' and '.' nor an address")
     if _NUMBER.fullmatch(labels[-1]):
-        raise ValueError("the host ends with a number and is no address in its usual form")
+        raise ValueError("the host ends with a number and is not an address in its usual form")
     return name, None
 
 
@@ -101,7 +101,7 @@ def split_port(text: str) -> tuple[str, str | None]:
 def read_port(text: str) -> int:
     """Raises `ValueError` with the reason."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
-        raise ValueError(f"{text[:20]!r} is no port: ports are 1 to 65535")
+        raise ValueError(f"{text[:20]!r} is not a port: ports are 1 to 65535")
     return int(text)
 
 

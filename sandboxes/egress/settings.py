@@ -151,7 +151,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(text)
     except ValueError as error:
-        raise ValueError(f"it has a '/', and is no network ({error})") from None
+        raise ValueError(f"it has a '/', and is not a network ({error})") from None
 
 
 def _ascii(name: str) -> str:

@@ -76,7 +76,7 @@ class WorldProcesses(WorldLifecycle):
 
     async def connect(self, port: int) -> socket.socket:
         if not 0 < port < 1 << 16:
-            raise ValueError(f"{port} is no port: it is a number from 1 to 65535")
+            raise ValueError(f"{port} is not a port: a port is a number from 1 to 65535")
         await self._ensure_commands()
         for address in LOOPBACK:
             async with self._standing:

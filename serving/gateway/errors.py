@@ -93,7 +93,7 @@ def broken_off(said: object) -> ApiError:
         return ApiError(400, INFEASIBLE_CODE, str(message))
     if isinstance(message, str) and is_request_fault(message):
         return ApiError(400, "upstream_refused", message, field_named_in(message))
-    return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
+    return ApiError(502, "upstream_failed", f"the engine ended its answer early: {said}", lost=True)
 
 
 def error_detail(body: bytes) -> Mapping[str, object]:

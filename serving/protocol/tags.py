@@ -78,7 +78,7 @@ class SLOTags:
         if self.slo_class == "stream" and self.slo_tbt_s == 0:
             raise BadTags("slo_tbt_s", "a stream's reader takes time for a token: name it, or leave it out")
         if self.slo_pace and self.slo_tbt_s == 0:
-            raise BadTags("slo_tbt_s", "0 is no pace: name the reader's time for a token, or leave it out")
+            raise BadTags("slo_tbt_s", "0 is not a pace: name the reader's time for a token, or leave it out")
         for part, whole in (("compound_stage", "compound_stages"), ("fork_need", "fork_size")):
             a, b = getattr(self, part), getattr(self, whole)
             if a is not None and b is not None and a > b:

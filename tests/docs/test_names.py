@@ -40,11 +40,11 @@ def test_what_is_shown_is_compared() -> None:
     assert not agrees("3 steps", "4 steps")
 
 
-@pytest.mark.parametrize("listing", ["README.md", "docs/index.md", "mkdocs.yml"])
-def test_every_how_to_guide_can_be_found(listing: str) -> None:
+@pytest.mark.parametrize(("listing", "docs"), [("README.md", "docs/"), ("docs/index.md", "")])
+def test_every_page_can_be_found(listing: str, docs: str) -> None:
     text = (ROOT / listing).read_text()
-    pages = {path.name for path in (ROOT / "docs" / "how-to").glob("*.md")}
-    assert {name for name in pages if f"how-to/{name}" not in text} == set()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ALL_PAGES[1:]} - {"index.md"}
+    assert {name for name in pages if not name.startswith("decisions/") and f"({docs}{name}" not in text} == set()
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -62,3 +62,10 @@ def test_every_file_that_a_newcomer_is_sent_to_is_there(name: str) -> None:
     named = set(re.findall(r"`((?:\w[\w.-]*/)+[\w.-]*)`", text))
     assert len(named) > 10
     assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[(\d{3})\]\((\d{3}-[\w-]+\.md)\)", (folder / "index.md").read_text(), re.MULTILINE)
+    assert {name for _, name in listed} == {page.name for page in folder.glob("[0-9]*.md")}
+    assert [number for number, name in listed if not name.startswith(number)] == []

@@ -107,7 +107,7 @@ async def test_what_cannot_be_made_is_told(provider: WorldProvider, tmp_path: Pa
         (SandboxSpec(provider_options={"folder": str(tmp_path / "none")}), "none"),
         (SandboxSpec(image=f"oci:{tmp_path / 'none'}"), "none"),
         (SandboxSpec(resources={"gpu": 1}), "GPU"),
-        (SandboxSpec(resources={"memory_mib": -1}), "-1048576 is no limit"),
+        (SandboxSpec(resources={"memory_mib": -1}), "-1048576 is not a limit"),
         (SandboxSpec(provider_options={"egress": 5}), "int"),
         (SandboxSpec(ready_timeout_s=0), "not ready after 0 seconds"),
     ):

@@ -42,7 +42,7 @@ async def test_a_command_that_cannot_be_run_does_not_harm_its_world(home: WorldH
                 async with world.pty("true", rows=rows, columns=columns):  # type: ignore[arg-type]
                     pass
         for port in (0, 1 << 16, 80.5, "80"):
-            with pytest.raises(ValueError, match="is no port"):
+            with pytest.raises(ValueError, match="is not a port"):
                 async with world.expose(port):  # type: ignore[arg-type]
                     pass
         assert (await world.run("echo lives")).stdout == "lives\n"
@@ -66,7 +66,7 @@ async def test_variables_and_limits_that_are_none(home: WorldHome) -> None:
         await World.create(env={"A": 5}, home=home)  # type: ignore[dict-item]
     limits: Sequence[Any] = (0, -1, 0.5, "1")
     for value in limits:
-        with pytest.raises(ValueError, match=f"memory_bytes={value!r} is no limit"):
+        with pytest.raises(ValueError, match=f"memory_bytes={value!r} is not a limit"):
             Limits(memory_bytes=value)
 
 

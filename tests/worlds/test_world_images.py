@@ -145,14 +145,14 @@ async def test_a_state_over_another_image_is_refused(
     other = write_layout(tmp_path / "other", BuiltImage([layer_tar({"x": "1"}), root_tar], compress=bytes))
     async with World.create(image=str(layout), home=home) as world:
         state = await world.snapshot()
-    with pytest.raises(WorldError, match="over another image"):
+    with pytest.raises(WorldError, match="has another image"):
         await World.create(snapshot=state, image=str(other), home=home)
     await home.images.pull(str(other))
     async with World.create(home=home) as plain, World.create(image=str(layout), home=home, name="one") as world:
         await world.write("kept", "1")
         elsewhere = home.state_of(home.images.catalogue.get(f"oci:{other}"))
         for gone in (plain.restore(state), world.restore(elsewhere), world.restore(plain.state)):
-            with pytest.raises(WorldError, match="not over the image of this world"):
+            with pytest.raises(WorldError, match="has another image than this world"):
                 await gone
         assert await world.read("kept") == b"1"
         await world.restore(state)

@@ -290,7 +290,7 @@ async def test_the_hosts_network_and_egress_exclude_each_other(home: WorldHome) 
     with pytest.raises(WorldStartFailed, match="choose one"):
         await World.create(egress=["pypi.org"], network=True, home=home)
     await (await World.create(network=True, home=home, name="one")).close()
-    with pytest.raises(WorldError, match="no list bounds"):
+    with pytest.raises(WorldError, match="no list can limit"):
         await World.open("one", egress=["pypi.org"], home=home)
     async with World.open("one", home=home) as world:
         assert (await world.exec("true")).ok

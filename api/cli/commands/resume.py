@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "--from",
     "back_to",
     metavar="STATE",
-    help="First go back to this checkpoint of the root branch: later steps run again, and irreversible effects are "
+    help="First go back to this checkpoint of the branch root: later steps run again, and irreversible effects are "
     "compensated if their steps say how.",
 )
 @click.option(

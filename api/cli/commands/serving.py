@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     help="The engine: the embedded model, vLLM with Ramify's scheduler, or any OpenAI-compatible server. "
     "Repeatable: each engine is a replica.  [default: local]",
 )
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on. One that other machines reach needs --client-key.",
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="The port; 0: any free one."
 )
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     "client_keys",
     envvar="RAMIFY_CLIENT_KEYS",
     multiple=True,
-    help="Only accept clients with this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, by spaces]",
+    help="Only accept clients with this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, separated by spaces]",
 )
 @click.option(
     "--allow-host",
@@ -52,7 +57,7 @@ if TYPE_CHECKING:
     "allow_origins",
     metavar="ORIGIN",
     multiple=True,
-    help="Let web pages of another site call, such as http://localhost:3000 (CORS). Repeatable.",
+    help="Let web pages of this site call the gateway, such as http://localhost:3000 (CORS). Repeatable.",
 )
 @click.option(
     "--insecure-no-keys",
@@ -78,7 +83,10 @@ if TYPE_CHECKING:
 )
 @click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine runs at once.")
 @click.option(
-    "--policy", default="concord", show_default=True, help="The scheduling policy: concord, andes, calm-thesis, edf."
+    "--policy",
+    default="concord",
+    show_default=True,
+    help="The scheduling policy: concord; andes, for streams alone; edf, earliest deadline first; calm-thesis.",
 )
 @click.option(
     "--policy-option",
@@ -93,7 +101,7 @@ if TYPE_CHECKING:
     help="Where calls wait if there are several replicas: in one queue for all, or in the queues of K replicas each."
     "  [default: one-queue; with calm-thesis power-of-k]",
 )
-@click.option("--placement-k", type=click.IntRange(min=1), help="K.  [default: 2]")
+@click.option("--placement-k", type=click.IntRange(min=1), help="The K of --placement power-of-k.  [default: 2]")
 @click.option(
     "--forward-tags", is_flag=True, help="Pass Ramify's tags on to engines at URLs, with the remaining deadlines."
 )
@@ -111,7 +119,7 @@ if TYPE_CHECKING:
     help="local keeps its prompt cache from one call to the next: faster, but equal calls may differ slightly.",
 )
 @click.option("--hang", "hang_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
-              help="If an engine is silent for this long, it is considered hung.")  # fmt: skip
+              help="An engine that sends nothing on a stream for this long is considered hung.")  # fmt: skip
 @click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
               metavar="SECONDS", help="The same for answers that are not streamed; at least --hang.")  # fmt: skip
 @click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
@@ -182,6 +190,8 @@ def serve_command(
     trace: Path | None,
 ) -> None:
     """Serve an OpenAI-compatible API that orders calls by their deadlines.
+
+    The line that it prints on stderr ends with its address, for clients and for `ramify run --base-url`.
 
     Ctrl-C stops accepting calls and waits for those in progress; a second one aborts them.
 

@@ -94,7 +94,7 @@ def refuse_unawaited(function: Function, call: ast.Call) -> None:
     raise WorkflowError(
         f"{called} is called without `await`, and would never run",
         where=function.where(call),
-        mend=f"write `await {called}`, or pass it to `asyncio.gather` with what is to run beside it",
+        mend=f"write `await {called}`, or pass it to `asyncio.gather` with the calls that run in parallel",
     )
 
 

@@ -71,7 +71,7 @@ def counter_of(version: Version) -> int:
     if not (counter.isascii() and counter.isdigit()):
         raise ValueError(
             f"the channel version {version[:40]!r} is not a counter and a fraction, as LangGraph's savers write: the "
-            "checkpoint was made by another checkpointer, which must go on with it"
+            "checkpoint was made by another checkpointer: continue the thread with that one"
         )
     return int(counter)
 

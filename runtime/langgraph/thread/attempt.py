@@ -162,7 +162,7 @@ class Attempt:
 
     def _refuse_when_over(self) -> None:
         if self._over:
-            raise NotInARun(f"node {self.task.node!r} is over: its world cannot be used any more")
+            raise NotInARun(f"node {self.task.node!r} has ended: its world cannot be used after that")
 
     async def sandbox(self) -> PortalSandbox:
         """Return the task's world, in the state where its superstep began. Raises `WorldStartFailed`,

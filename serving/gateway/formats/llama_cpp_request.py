@@ -107,7 +107,7 @@ def check_characters(body: Json) -> None:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise bad_request(name, f"{name}: holds half of a surrogate pair, which is no character") from None
+            raise bad_request(name, f"{name}: holds half of a surrogate pair, which is not a character") from None
         except RecursionError:
             raise bad_request(name, f"{name}: nested too deeply") from None
 

@@ -225,7 +225,7 @@ def _of_types(schema: Json, names: set[str]) -> list[object]:
     asked = names - foreign - {"type"}  # a keyword of another type says nothing
     for name in asked & _LENGTHS:
         if not isinstance(length := schema[name], int) or isinstance(length, bool) or length < 0:
-            raise NotEnforced(f"{name} that is no whole number from 0 on")
+            raise NotEnforced(f"{name} that is not a whole number from 0 on")
     allowed = frozenset[str]()
     inner: list[object] = []
     for kind in kinds:
@@ -250,7 +250,7 @@ def _of_types(schema: Json, names: set[str]) -> list[object]:
 def _object(schema: Json) -> list[object]:
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping):
-        raise NotEnforced("properties that are no object")
+        raise NotEnforced("properties that are not an object")
     if clash := properties.keys() & {"$ref", "$defs"}:
         raise NotEnforced(f"a property that is called {min(clash)}")
     for name in _listed(schema, "required"):
@@ -284,7 +284,7 @@ def _string(schema: Json, names: set[str] | frozenset[str]) -> None:
         raise NotEnforced(f"format {str(schema['format'])[:60]!r} (enforced: {', '.join(sorted(_FORMATS))})")
     if "pattern" in names:
         if not isinstance(schema["pattern"], str):
-            raise NotEnforced("pattern that is no text")
+            raise NotEnforced("pattern that is not a text")
         try:
             translated(schema["pattern"])
         except UnsupportedPattern as error:
@@ -294,7 +294,7 @@ def _string(schema: Json, names: set[str] | frozenset[str]) -> None:
 def _integer(schema: Json) -> None:
     bounds = [schema[name] for name in _INTEGER if name in schema]
     if any(isinstance(bound, bool) or not isinstance(bound, int) for bound in bounds):
-        raise NotEnforced("a bound of an integer that is no whole number")
+        raise NotEnforced("a bound of an integer that is not a whole number")
     if {"minimum", "exclusiveMinimum"} <= schema.keys() or {"maximum", "exclusiveMaximum"} <= schema.keys():
         raise NotEnforced("a bound beside its exclusive form")
     low = [bound + exclusive for name, exclusive in _LOW.items() if isinstance(bound := schema.get(name), int)]
@@ -386,7 +386,7 @@ def _choices(schema: Json, name: str) -> list[object]:
 def _listed(schema: Json, name: str) -> list[object]:
     said = schema.get(name, [])
     if not isinstance(said, list):
-        raise NotEnforced(f"{name} that is no list")
+        raise NotEnforced(f"{name} that is not a list")
     return said
 
 

@@ -109,7 +109,7 @@ class Endless(httpx.AsyncByteStream):
 
 def test_an_endless_answer_is_refused() -> None:
     endless = Endless(b"[" * 65536, 0)
-    with pytest.raises(LLMRejected, match=r"http://g/v1 is no gateway: .* longer than 262144 bytes"):
+    with pytest.raises(LLMRejected, match=r"http://g/v1 is not a gateway: .* longer than 262144 bytes"):
         gateway_stages("w", "http://g", transport=endless.transport())
     assert endless.given <= 262144 + 65536 and endless.closed
 

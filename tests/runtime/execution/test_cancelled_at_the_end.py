@@ -201,7 +201,7 @@ async def test_a_question_that_a_timeout_withdrew_is_cancelled_again_and_takes_n
     assert late_app.PAID == ["late"]
     assert await runtime.questions(run) == []
     (asked,) = (row for row in await runtime.journal(run) if row.status is OpStatus.ASKED)
-    with pytest.raises(RunNotFound, match="not open any more"):
+    with pytest.raises(RunNotFound, match="no longer open"):
         await runtime.answer(run, question_id(asked.run_id, asked.key), "yes")
     late_app.PASSED.clear()
     monkeypatch.setattr(late_app, "STOPS", False)

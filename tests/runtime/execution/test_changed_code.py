@@ -184,7 +184,7 @@ async def test_a_resume_reports_recorded_results_that_it_did_not_use(
             await runtime.run(importlib.import_module("left_aside_app").flow, workspace=workspace)
         (tmp_path / "app" / "note").write_text("new")
         assert await runtime.resume(str(runtime.last_run_id)) == "new"
-    said = "recorded results that were not used: write (called with other arguments), extra (not called any more)"
+    said = "recorded results that were not used: write (called with other arguments), extra (no longer called)"
     assert [event.what for event in heard if isinstance(event, Noticed)] == [said]
 
 

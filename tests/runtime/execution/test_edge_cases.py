@@ -128,7 +128,7 @@ async def test_abandoned_steps_are_stopped_and_reported(
 ) -> None:
     heard = await heard_of(runtime, edge_app.takes_the_first, how, workspace=workspace)
     times = f" x {left}" if left > 1 else ""
-    assert heard == [f"steps that nobody waited for any more were cancelled when the workflow returned: hangs{times}"]
+    assert heard == [f"steps that nobody awaited were cancelled when the workflow returned: hangs{times}"]
     rows = [row for row in await runtime.journal() if row.step == "hangs"]
     assert [(row.status, str(row.error).partition(":")[0]) for row in rows] == [
         (OpStatus.FAILED, "CancelledError")
@@ -138,7 +138,7 @@ async def test_abandoned_steps_are_stopped_and_reported(
 
 async def test_abandoned_steps_of_a_synchronous_workflow_are_reported(runtime: Runtime, workspace: Path) -> None:
     heard = await heard_of(runtime, edge_app.takes_the_first_without_async, workspace=workspace)
-    assert heard == ["steps that nobody waited for any more were cancelled when the workflow returned: hangs"]
+    assert heard == ["steps that nobody awaited were cancelled when the workflow returned: hangs"]
     assert [row.status for row in await runtime.journal() if row.step == "hangs"] == [OpStatus.FAILED]
 
 

@@ -66,7 +66,7 @@ async def test_what_is_no_file_beside_a_database_is_refused(end: str, tmp_path: 
     await write(database)
     (tmp_path / f"ramify.db{end}").symlink_to(tmp_path / "of-the-user")
     for opening in OPENINGS:
-        with pytest.raises(StoreError, match=f"ramify.db{end} is no file"):
+        with pytest.raises(StoreError, match=f"ramify.db{end} is not a file"):
             await opening(database)
     assert not (tmp_path / "of-the-user").exists()
 

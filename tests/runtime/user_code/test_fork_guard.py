@@ -177,7 +177,7 @@ def test_a_child_that_leaves_its_step_is_ended(
         ["fork", "charge 1", "charge 2", "charged 1", "charged 2", "workflow over", "main over"]
     )
     if how in ("returns", "raises", "waits"):
-        assert "a run goes on in one process only" in done.stderr
+        assert "a run continues in one process only" in done.stderr
     if how == "raises":
         assert "ValueError: in the child" in done.stderr
 

@@ -83,6 +83,6 @@ async def flow():
     await die()
 """
     await app.begin(text)
-    with pytest.raises(WorkflowChanged, match=r"step first is gone, step second is new \(.*edited_code.py:\d+\)"):
+    with pytest.raises(WorkflowChanged, match=r"step first was removed, step second is new \(.*edited_code.py:\d+\)"):
         await app.resume(text.replace("first", "second"))
     assert app.log == ONCE[:1]

@@ -101,7 +101,7 @@ async def test_a_link_where_a_folder_has_to_be_is_named(
     else:
         (root / place).write_text("")
     inside = replace(spec, mount_at=Path("/work"), image=root, env={"PATH": "/usr/bin"})
-    with pytest.raises(WorldStartFailed, match=f"a link or a file stands at /{place}, where"):
+    with pytest.raises(WorldStartFailed, match=f"a link or a file is at /{place}, where"):
         await (await namespaces.materialise(base, inside)).run("true")
 
 
