@@ -268,9 +268,7 @@ class Decoder:
 def _in_order_of_now(cls: Any, fields: tuple[str, ...], stored: Mapping[str, Any]) -> list[Any]:
     """Return the items of a named tuple whose class had its fields in another order; new fields get their default."""
     if lost := [name for name in stored if name not in fields]:
-        raise NotSerialisable(
-            f"a stored {cls.__qualname__} has {lost[0]!r}, which is no longer a field of the class"
-        )
+        raise NotSerialisable(f"a stored {cls.__qualname__} has {lost[0]!r}, which is no longer a field of the class")
     given = {**cls._field_defaults, **stored}
     if lacks := [name for name in fields if name not in given]:
         raise NotSerialisable(
