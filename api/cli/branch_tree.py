@@ -159,8 +159,7 @@ def _step(row: OpRecord) -> Entry:
 
 def name_of(row: OpRecord) -> str:
     """Return how a row is called in one line: a step by its name."""
-    names = {OpKind.INTERRUPT: "question", OpKind.SLEEP: "sleep"}
-    return names.get(row.kind) or printable(row.step or row.op_id)
+    return "question" if row.kind is OpKind.INTERRUPT else printable(row.step or row.op_id)
 
 
 def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[TreeLine]:

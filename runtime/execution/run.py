@@ -88,7 +88,7 @@ class Run:
     left: list[OpRecord] = field(default_factory=list)
     # the number of operations in progress that are neither steps nor model calls
     at_work: int = 0
-    asleep: int = 0  # how many sleeps are under way
+    sleeping: set[asyncio.Task[Any]] = field(default_factory=set)  # the tasks in `ramify.sleep`
     # the tasks that prefork worlds during model calls, and that send prefix hints
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -107,7 +107,7 @@ class Run:
         """Whether an operation is in progress that does not wait for a person."""
         steps = any(begun.started and not begun.ended for begun in self.begun.values())
         waits = self.journal.turns.waiting or self.journal.await_cancels > 0
-        return steps or self.at_work > 0 or self.asleep > 0 or self.calls.under_way > 0 or waits
+        return steps or self.at_work > 0 or bool(self.sleeping) or self.calls.under_way > 0 or waits
 
     def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
         return find_op(self.plan, kind, site, step)
@@ -211,7 +211,7 @@ async def seal_before(scope: RunScope, key: str) -> None:
     `key`: the key of that operation. The caller holds the branch's lock.
     """
     run, branch = scope.run, scope.branch
-    key = f"{key}|BEFORE"
+    key = _seal_key(key)
     row = run.journal.served(key, at=branch.snapshot)
     if row is not None and row.snapshot_out is not None:
         sealed = await run.recovery.get(row.snapshot_out, row.result_digest)
@@ -228,6 +228,18 @@ async def seal_before(scope: RunScope, key: str) -> None:
     else:
         return
     branch.stands(StateOrigin(sealed, "what was sealed late", refused="the plan seals nothing there"))
+
+
+async def go_where_sealed_before(scope: RunScope, key: str) -> None:
+    """If an earlier process sealed the branch's state before this operation, bring the branch there. What follows on
+    the branch began in that state, also if the operation itself is not begun again."""
+    if scope.run.journal.knows(_seal_key(key)):
+        async with scope.run.busy(), scope.branch.lock:
+            await seal_before(scope, key)
+
+
+def _seal_key(key: str) -> str:
+    return f"{key}|BEFORE"
 
 
 def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from ramify import Sandbox, interrupt, step, workflow
+from ramify import Sandbox, interrupt, sleep, step, workflow
 
 BEGUN: list[str] = []
 forgiven: Any = None  # `breaks`, under a decorator of another project
@@ -72,4 +73,37 @@ async def asks() -> list[str]:
     await interrupt("go on?")
     await writes("b")
     await interrupt("and on?")
+    return await writes("c")
+
+
+@workflow
+async def naps() -> list[str]:
+    await writes("a")
+    await sleep("1ms")
+    await writes("b")
+    await interrupt("go on?")
+    return await writes("c")
+
+
+@workflow
+async def asks_in_vain() -> list[str]:
+    await writes("a")
+    asked, limit = asyncio.ensure_future(interrupt("well?")), asyncio.ensure_future(sleep("1ms"))
+    await asyncio.wait({asked, limit}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    await asyncio.wait({asked})
+    await writes("b")
+    await interrupt("go on?")
+    return await writes("c")
+
+
+@workflow
+async def naps_in_vain() -> list[str]:
+    await writes("a")
+    nap, limit = asyncio.ensure_future(sleep("1h")), asyncio.ensure_future(sleep("1ms"))
+    await asyncio.wait({nap, limit}, return_when=asyncio.FIRST_COMPLETED)
+    nap.cancel()
+    await asyncio.wait({nap})
+    await writes("b")
+    await interrupt("go on?")
     return await writes("c")

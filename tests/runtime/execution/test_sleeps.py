@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,18 @@ import sleeping_app
 
 from ramify import Runtime
 from ramify.compiler.plan import OpKind
+from ramify.runtime.durations import Duration
 from ramify.runtime.errors import RunFailed, RunWaiting
+from ramify.runtime.execution import sleeps as sleeps_module
 from ramify.runtime.records import OpStatus
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sleeping_app.DONE.clear()
+    sleeping_app.NAPS.clear()
     monkeypatch.setattr(sleeping_app, "STOPS", True)
+    monkeypatch.setattr(sleeps_module, "_LONGEST_S", 0.01)  # a clock of a test does not wake the loop
     yield
 
 
@@ -93,8 +98,9 @@ async def test_a_workflow_that_is_not_async_sleeps(runtime: Runtime) -> None:
     assert await sleeps(runtime, str(runtime.last_run_id)) == [OpStatus.BEGUN, OpStatus.DONE]
 
 
-async def test_no_time_at_all(runtime: Runtime) -> None:
-    assert await runtime.run(sleeping_app.naps_for_nothing) is None
+@pytest.mark.parametrize("duration", [0, "0s", timedelta(0), 1e-9])
+async def test_no_time_at_all(runtime: Runtime, duration: Duration) -> None:
+    assert await runtime.run(sleeping_app.naps_for_nothing, duration) is None
 
 
 async def test_the_same_is_first_in_a_resume(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +138,25 @@ async def test_a_step_is_told_to_use_asyncio(runtime: Runtime) -> None:
         await runtime.run(sleeping_app.naps_in_a_step)
 
 
-@pytest.mark.parametrize("duration", ["-1", "soon", "1 fortnight"])
-async def test_no_duration(runtime: Runtime, duration: str) -> None:
+@pytest.mark.parametrize("duration", ["-1", "soon", "1 fortnight", True])
+async def test_no_duration(runtime: Runtime, duration: Duration) -> None:
     with pytest.raises(RunFailed, match="duration"):
-        await runtime.run(sleeping_app.naps, duration)
+        await runtime.run(sleeping_app.naps_for_nothing, duration)
+
+
+async def test_a_sleep_is_nothing_that_followed_from_a_failure(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume tries the last failed step again, although the workflow slept after it."""
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        with pytest.raises(RunFailed, match="not yet"):
+            await runtime.run(sleeping_app.tries_three_times)
+        monkeypatch.setattr(sleeping_app, "STOPS", False)
+        assert await runtime.resume(str(runtime.last_run_id)) == "done"
+    assert sleeping_app.DONE == ["tried"] * 4
+
+
+async def test_a_sleep_ends_with_its_workflow(runtime: Runtime) -> None:
+    await runtime.run(sleeping_app.leaves_a_nap)
+    assert sleeping_app.NAPS[0].cancelled()
+    assert await sleeps(runtime, str(runtime.last_run_id)) == [OpStatus.BEGUN], "the workflow did not cancel it"

@@ -46,7 +46,7 @@ def test_only_one_process_holds_a_run(tmp_path: Path) -> None:
         RunLock(tmp_path, RUN).__enter__()
 
 
-@pytest.mark.parametrize("id", ["../beside", "/tmp/beside", "..", ".", "", "a\0b"])
+@pytest.mark.parametrize("id", ["../beside", "/tmp/beside", "..", ".", "", "a\0b", "é" * 150])
 def test_an_id_in_the_database_of_somebody_else_makes_no_file_elsewhere(tmp_path: Path, id: str) -> None:
     locks, run = tmp_path / "locks", RunId(id)
     for work in (
@@ -59,3 +59,13 @@ def test_an_id_in_the_database_of_somebody_else_makes_no_file_elsewhere(tmp_path
     assert not is_held(locks, run)
     assert not was_worked_on_here(locks, run)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    (locks / f"{RUN}.lock").symlink_to(tmp_path / "of-the-user")
+    assert not is_held(locks, RUN)
+    with pytest.raises(StoreError, match=r"run-1\.lock is a link"):
+        RunLock(locks, RUN).__enter__()
+    assert not (tmp_path / "of-the-user").exists()
