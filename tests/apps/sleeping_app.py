@@ -96,7 +96,7 @@ async def flaky() -> str:
     return "done"
 
 
-
+@workflow
 async def tries_three_times() -> str:
     for _ in range(3):
         with suppress(OSError):
@@ -105,13 +105,13 @@ async def tries_three_times() -> str:
     raise ValueError("not yet")
 
 
-
+@workflow
 async def leaves_a_nap() -> None:
     NAPS.append(asyncio.ensure_future(ramify.sleep("1h")))
     await note("meanwhile")
 
 
-
+@step
 async def sleeps_in_a_step() -> None:
     await ramify.sleep(1)
 
