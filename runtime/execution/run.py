@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import EffectfulStep
 from ramify.runtime.errors import NotAwaited, NotInARun
@@ -35,6 +36,7 @@ from ramify.runtime.execution.streamed_answers import Answered
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Reuse
+from ramify.runtime.store.engines import finish_despite_cancel
 from ramify.runtime.user_code.call_sites import CallSite, find_op
 from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.sandbox import Sandbox
@@ -216,26 +218,39 @@ async def seal_before(scope: RunScope, key: str) -> None:
     if row is not None and row.snapshot_out is not None:
         sealed = await run.recovery.get(row.snapshot_out, row.result_digest)
         branch.checkpoint = run.journal.checkpoint_of(row)
+        _stands_sealed(branch, sealed)
     elif branch.unsealed and branch.world is not None:
         begun = run.clock()
         async with run.reuse.pins.held():
             sealed = await branch.world.seal(flush=False)
-            changes = {"result_digest": sealed.content_key, "attrs": {"tier": sealed.tier.value}}
-            states = {"snapshot_in": branch.snapshot.id, "snapshot_out": sealed.id, "started_at": begun}
-            row = new_row(scope, OpKind.SEAL, run.plan.catch_all.id, key, **states, **changes)
-            await run.journal.record(row, checkpoint=(branch, sealed, "sealed late"))
-        branch.unsealed = False
-    else:
-        return
+            await finish_despite_cancel(_record_seal(scope, key, sealed, begun))
+
+
+async def _record_seal(scope: RunScope, key: str, sealed: Snapshot, begun: float) -> None:
+    """Both or none: record the seal, and bring the branch to its state."""
+    run, branch = scope.run, scope.branch
+    changes = {"result_digest": sealed.content_key, "attrs": {"tier": sealed.tier.value}}
+    states = {"snapshot_in": branch.snapshot.id, "snapshot_out": sealed.id, "started_at": begun}
+    row = new_row(scope, OpKind.SEAL, run.plan.catch_all.id, key, **states, **changes)
+    await run.journal.record(row, checkpoint=(branch, sealed, "sealed late"))
+    branch.unsealed = False
+    _stands_sealed(branch, sealed)
+
+
+def _stands_sealed(branch: Branch, sealed: Snapshot) -> None:
     branch.stands(StateOrigin(sealed, "what was sealed late", refused="the plan seals nothing there"))
 
 
 async def go_where_sealed_before(scope: RunScope, key: str) -> None:
     """If an earlier process sealed the branch's state before this operation, bring the branch there. What follows on
-    the branch began in that state, also if the operation itself is not begun again."""
-    if scope.run.journal.knows(_seal_key(key)):
+    the branch began in that state, also if the operation itself is not begun again, and is cancelled at once."""
+
+    async def go() -> None:
         async with scope.run.busy(), scope.branch.lock:
             await seal_before(scope, key)
+
+    if scope.run.journal.knows(_seal_key(key)):
+        await finish_despite_cancel(go())
 
 
 def _seal_key(key: str) -> str:

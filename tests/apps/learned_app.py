@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -85,13 +85,34 @@ async def naps() -> list[str]:
     return await writes("c")
 
 
+async def in_vain(waiting: Coroutine[Any, Any, object]) -> None:
+    """Cancel it after a while, in which its beginning is recorded."""
+    waits = asyncio.ensure_future(waiting)
+    await asyncio.wait({waits, asyncio.ensure_future(sleep("100ms"))}, return_when=asyncio.FIRST_COMPLETED)
+    waits.cancel()
+    await asyncio.wait({waits})
+
+
+async def asks_well() -> None:
+    await interrupt("well?")
+
+
+async def naps_long() -> None:
+    await sleep("1h")
+
+
+async def asks_then_naps() -> None:
+    await in_vain(asks_well())
+
+
+async def naps_in_turn() -> None:
+    await in_vain(naps_long())
+
+
 @workflow
 async def asks_in_vain() -> list[str]:
     await writes("a")
-    asked, limit = asyncio.ensure_future(interrupt("well?")), asyncio.ensure_future(sleep("1ms"))
-    await asyncio.wait({asked, limit}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    await asyncio.wait({asked})
+    await asks_then_naps()
     await writes("b")
     await interrupt("go on?")
     return await writes("c")
@@ -100,10 +121,7 @@ async def asks_in_vain() -> list[str]:
 @workflow
 async def naps_in_vain() -> list[str]:
     await writes("a")
-    nap, limit = asyncio.ensure_future(sleep("1h")), asyncio.ensure_future(sleep("1ms"))
-    await asyncio.wait({nap, limit}, return_when=asyncio.FIRST_COMPLETED)
-    nap.cancel()
-    await asyncio.wait({nap})
+    await naps_in_turn()
     await writes("b")
     await interrupt("go on?")
     return await writes("c")
