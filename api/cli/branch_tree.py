@@ -104,8 +104,7 @@ class BranchTree:
                 what = "answered" if row.status is OpStatus.DONE else row.status.value
                 branch.entries.append(Entry(f"{what}: {printable(row.summary)}", op_id=row.op_id))
             case OpKind.SLEEP:
-                what = "slept" if row.status is OpStatus.DONE else "sleeps"
-                branch.entries.append(Entry(f"{what} {printable(row.summary)}", op_id=row.op_id))
+                branch.entries.append(Entry(printable(row.summary), op_id=row.op_id))
             case OpKind.CHANGE:
                 branch.entries.append(Entry("code", printable(row.summary), op_id=row.op_id))
             case OpKind.RESTORE:

@@ -22,7 +22,7 @@ from ramify.runtime.records import OpRecord, OpStatus
 _LONGEST_S = 30.0
 """Seconds between two looks at the clock: the timers of an event loop do not count while a machine is suspended."""
 _OP = OpId("sleep")
-"""For all sleeps. Where in the code they are does not matter: those of one duration are alike, also after a change."""
+"""For all sleeps. Where in the code they are does not matter: those of one duration are alike."""
 
 
 def begin_sleeping(scope: RunScope, duration_s: float) -> Awaitable[None]:
@@ -35,7 +35,7 @@ async def _sleep(scope: RunScope, key: str, duration_s: float) -> None:
     assert task is not None  # an awaitable runs in a task
 
     def row(status: OpStatus) -> OpRecord:
-        said = f"{duration_s:g} s"
+        said = f"{'slept' if status is OpStatus.DONE else 'sleeps'} {duration_s:g} s"
         return replace(_row(scope, key, duration_s), status=status, started_at=began, summary=said)
 
     what, first = f"a sleep of {duration_s:g} s", partial(go_where_sealed_before, scope, key)

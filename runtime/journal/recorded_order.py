@@ -91,8 +91,8 @@ class RecordedOrder:
                 yield Recorded(call.key, call.seq, at, call.ended_at, self._age_s(at), after, what="the model")
 
     def _only_begun(self, results: Sequence[Recorded]) -> Iterator[Recorded]:
-        """Yield the questions, sleeps and effects that were begun and have no result. The number of an effect is that of
-        the last result before it."""
+        """Yield the questions, sleeps and effects that were begun and have no result. The number of an effect is that
+        of the last result before it."""
         known = {one.key for one in results}
         begun = (row for row in self.ops if row.status in (OpStatus.ASKED, OpStatus.BEGUN))
         for row in {row.key: row for row in begun}.values():

@@ -138,7 +138,7 @@ def _names_a_file(run: RunId) -> bool:
 
 
 def _file(folder: Path, run: RunId, ending: str) -> Path:
-    """Raises `StoreError` if the file would lie elsewhere: the id may come from a database that somebody else wrote."""
+    """Raises `StoreError` if the file would lie elsewhere: the id may be from a database that somebody else wrote."""
     if not _names_a_file(run):
         raise StoreError(
             f"the database has a run {run!r}, whose id cannot be the name of a file: no version of Ramify makes such "
@@ -212,6 +212,10 @@ def note_pushed(folder: Path, run: RunId, pushed: PushedRun) -> None:
     flush_folder(folder)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO in its place has nothing to read
+
+
 def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
     """Return where the run was pushed to, or None if this machine may work on it.
 
@@ -219,7 +223,8 @@ def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
     """
     note = _file(folder, run, "pushed")
     try:
-        told = json.loads(note.read_bytes())
+        with open(note, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
+            told = json.loads(file.read())
         return PushedRun(str(told["url"]), int(told["generation"]))
     except FileNotFoundError:
         return None

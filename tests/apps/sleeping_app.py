@@ -54,7 +54,8 @@ async def naps_for_nothing(duration: Duration) -> None:
 
 @workflow
 async def the_first_of_two() -> str:
-    slow, nap = asyncio.ensure_future(work()), asyncio.ensure_future(ramify.sleep("20ms"))  # the step is at work first
+    slow = asyncio.ensure_future(work())  # it is at work when the sleep begins
+    nap = asyncio.ensure_future(ramify.sleep("20ms"))
     done, _ = await asyncio.wait({nap, slow}, return_when=asyncio.FIRST_COMPLETED)
     first = "nap" if nap in done else "work"
     if GATE is not None:

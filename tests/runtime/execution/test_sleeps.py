@@ -40,12 +40,17 @@ class Clock:
 async def stopped_in_its_sleep(runtime: Runtime) -> str:
     """Run `naps` until it sleeps, and stop it there, as a signal does. Return the run's id."""
     running = asyncio.ensure_future(runtime.run(sleeping_app.naps))
-    while runtime.last_run_id is None or OpStatus.BEGUN not in await sleeps(runtime, runtime.last_run_id):
-        await asyncio.sleep(0.01)
+    await until_begun(runtime, 1)
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
     return str(runtime.last_run_id)
+
+
+async def until_begun(runtime: Runtime, times: int) -> None:
+    """Return when the rows of the last run say that a sleep was begun so many times."""
+    while runtime.last_run_id is None or (await sleeps(runtime, runtime.last_run_id)).count(OpStatus.BEGUN) < times:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 async def sleeps(runtime: Runtime, run: str) -> list[OpStatus]:
@@ -86,8 +91,7 @@ async def test_a_run_that_went_back_sleeps_again(home: Path) -> None:
         clock.now += 3600
         base = (await runtime.store.checkpoints(run))[0]
         resumed = asyncio.ensure_future(runtime.resume(run, back_to=base.id))
-        while (await sleeps(runtime, run)).count(OpStatus.BEGUN) < 2:
-            await asyncio.sleep(0.01)
+        await until_begun(runtime, 2)
         clock.now += 3600
         assert await resumed == "after"
     assert sleeping_app.DONE == ["before", "before", "after"]
@@ -144,9 +148,7 @@ async def test_no_duration(runtime: Runtime, duration: Duration) -> None:
         await runtime.run(sleeping_app.naps_for_nothing, duration)
 
 
-async def test_a_sleep_is_nothing_that_followed_from_a_failure(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sleep_is_nothing_that_followed_from_a_failure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume tries the last failed step again, although the workflow slept after it."""
     async with Runtime(home=home, sandbox="copy") as runtime:
         with pytest.raises(RunFailed, match="not yet"):

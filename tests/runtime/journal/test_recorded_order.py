@@ -18,7 +18,9 @@ def begun(seq: int, key: str, until: str = "7.5") -> OpRecord:
 def test_a_sleep_that_is_over_does_not_go_on() -> None:
     rows = [begun(1, "going on"), begun(2, "done"), begun(3, "cancelled"), row(4, "done", OpStatus.DONE)]
     assert ends_of_sleeps([*rows, row(5, "cancelled", OpStatus.FAILED)]) == {"going on": 7.5}
-    assert ends_of_sleeps([begun(1, "again"), row(2, "again", OpStatus.FAILED), begun(3, "again", "9")]) == {"again": 9}
+    assert ends_of_sleeps([begun(1, "again"), row(2, "again", OpStatus.FAILED), begun(3, "again", "9")]) == {
+        "again": 9
+    }
 
 
 def test_a_run_that_went_back_keeps_the_sleeps_that_were_begun_before() -> None:

@@ -41,6 +41,12 @@ def test_a_damaged_note_of_a_push_is_told(tmp_path: Path, text: str) -> None:
         RunLock(tmp_path, RUN).__enter__()
 
 
+def test_a_pipe_in_place_of_such_a_note_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{RUN}.pushed")
+    with pytest.raises(RunPushed, match=r"run-1\.pushed, which says where to, is damaged"):
+        RunLock(tmp_path, RUN).__enter__()
+
+
 def test_only_one_process_holds_a_run(tmp_path: Path) -> None:
     with RunLock(tmp_path, RUN), pytest.raises(RunLocked, match="wait for it or stop it"):
         RunLock(tmp_path, RUN).__enter__()
