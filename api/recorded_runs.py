@@ -186,7 +186,7 @@ def recorded_results(
             under[fork][step] += 1
         if _is_repeated(key):
             repeated.add(op)
-    asked = (OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT, OpKind.SLEEP)
+    asked = (OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
     more = [(row.key, row.op_id) for row in done if row.kind in asked]
     more += [(call.key, call.op_id) for call in llm if call.step_key is None]
     for key, op in more:

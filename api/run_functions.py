@@ -81,16 +81,16 @@ def sleep(duration: Duration) -> Awaitable[None]:
     The time at which it ends is recorded when it begins, so a resumed run waits only for what is left of it, and not
     at all if that time has passed. Where tasks wait for sleeps and steps side by side, as in
     `asyncio.wait({...}, return_when=FIRST_COMPLETED)`, a resume finds the same one first. `asyncio.sleep` lasts as
-    long again in a resume. Raises `ValueError` for a negative duration, and `NotInARun` inside a step or a LangGraph
-    node, where `asyncio.sleep` does.
+    long again in a resume. Sleeps of one duration are told apart by their order: let a step compute a duration that
+    depends on a clock or on chance. Raises `ValueError` if it is no duration, and `NotInARun` inside a step or a
+    LangGraph node, where `asyncio.sleep` does.
     """
     what = "sleep() was called"
-    scope, duration_s = current_scope(what), 0.0 if duration == 0 else seconds(duration)
+    scope, duration_s = current_scope(what), seconds(duration, zero=True)
     if not isinstance(scope, RunScope):
         raise NotInARun("ramify.sleep() was called in a LangGraph node: call asyncio.sleep() there")
     refuse_inside_step(what)
-    site = call_site()
-    return start_on_run_loop(what, lambda: begin_sleeping(scope, duration_s, site))
+    return start_on_run_loop(what, lambda: begin_sleeping(scope, duration_s))
 
 
 def patched(name: str) -> bool:

@@ -79,7 +79,7 @@ class OpKind(StrEnum):
     MERGE = "MERGE"
     # () -> (). Ask a person; the run waits. Only in a journal: it runs under a graph break or the catch-all.
     INTERRUPT = "INTERRUPT"
-    # () -> (). Wait for a time, by `ramify.sleep`. Only in a journal, as INTERRUPT.
+    # () -> (). Wait for a time, by `ramify.sleep`. Only in a journal.
     SLEEP = "SLEEP"
     # w -> w. Go back to an earlier state of the branch. Only in a journal: a person asked for it.
     RESTORE = "RESTORE"

@@ -15,8 +15,8 @@ _WHOLE = re.compile(rf"(?:\s*{_PART.pattern}\s*)+")
 Duration = str | float | timedelta
 
 
-def seconds(value: Duration) -> float:
-    """Return a duration in seconds. Raises `ValueError` if it is not a positive duration."""
+def seconds(value: Duration, *, zero: bool = False) -> float:
+    """Return a duration in seconds. Raises `ValueError` if it is not a positive duration. `zero`: 0 is one, too."""
     if isinstance(value, timedelta):
         found = value.total_seconds()
     elif isinstance(value, str):
@@ -25,8 +25,8 @@ def seconds(value: Duration) -> float:
         raise ValueError(f"{value!r} is not a duration: {_HOW}")
     else:
         found = float(value)
-    if not math.isfinite(found) or found <= 0:
-        raise ValueError(f"{value!r} is not a positive duration")
+    if not math.isfinite(found) or found < 0 or (found == 0 and not zero):
+        raise ValueError(f"{value!r} is not a {'' if zero else 'positive '}duration: {_HOW}")
     return found
 
 

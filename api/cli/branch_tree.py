@@ -104,8 +104,7 @@ class BranchTree:
                 what = "answered" if row.status is OpStatus.DONE else row.status.value
                 branch.entries.append(Entry(f"{what}: {printable(row.summary)}", op_id=row.op_id))
             case OpKind.SLEEP:
-                what = "slept" if row.status is OpStatus.DONE else "sleeps"
-                branch.entries.append(Entry(f"{what} {printable(row.summary)}", op_id=row.op_id))
+                branch.entries.append(Entry(printable(row.summary), op_id=row.op_id))
             case OpKind.CHANGE:
                 branch.entries.append(Entry("code", printable(row.summary), op_id=row.op_id))
             case OpKind.RESTORE:
@@ -159,8 +158,7 @@ def _step(row: OpRecord) -> Entry:
 
 def name_of(row: OpRecord) -> str:
     """Return how a row is called in one line: a step by its name."""
-    names = {OpKind.INTERRUPT: "question", OpKind.SLEEP: "sleep"}
-    return names.get(row.kind) or printable(row.step or row.op_id)
+    return "question" if row.kind is OpKind.INTERRUPT else printable(row.step or row.op_id)
 
 
 def _entries(branch: BranchNode, prefix: str, fold: bool) -> Iterator[TreeLine]:

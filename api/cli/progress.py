@@ -190,7 +190,7 @@ def _op_text(row: OpRecord) -> str | None:
         case OpKind.INTERRUPT:
             return f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {printable(row.summary)}"
         case OpKind.SLEEP:
-            return f"{'slept' if row.status is OpStatus.DONE else 'sleeps'} {printable(row.summary)}"
+            return printable(row.summary)
         case OpKind.CHANGE:
             return f"code: {printable(row.summary)}"
         case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM | OpKind.RESTORE | OpKind.COMMAND:

@@ -147,7 +147,7 @@ class Fence:
                 return known
         self.journal.refuse_when_stopped()
         if before is None:
-            self._refuse_other_arguments()
+            self.refuse_other_arguments()
             self._refuse_after_left_out()
         if before is None and not self.foreseen:
             self._refuse_equal()
@@ -177,7 +177,7 @@ class Fence:
             )
         )
 
-    def _refuse_other_arguments(self) -> None:
+    def refuse_other_arguments(self) -> None:
         """Raise `EffectNotMet` if this is the call of an effect that took place, with other arguments than then."""
         for effect in self.journal.unreached_effects_at(self.branch, self.op):
             why = self._why_same_call(effect) if effect.step == self.step else None

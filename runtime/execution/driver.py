@@ -55,6 +55,7 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.program_exits import ExitsOfRuns
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
+from ramify.runtime.user_code.workflow_tasks import LEFT
 from ramify.runtime.worlds.recovery import Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WarmStates, WorldPool, world_spec
 
@@ -353,6 +354,8 @@ async def _call_workflow(
             work = outcome(function, args, kwargs, run.journal.behind.settled)
             return await InOneProcess(work, f"workflow {run.record.name!r}")
     finally:
+        for task in run.sleeping:
+            task.cancel(LEFT)  # the workflow does not wait for it any more
         await asyncio.shield(run.asking.end())
 
 

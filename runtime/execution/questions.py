@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ramify.compiler.plan import OpId, OpKind
@@ -18,7 +19,7 @@ from ramify.runtime.codec.digests import digest_in_journal
 from ramify.runtime.errors import RunWaiting
 from ramify.runtime.events import Noticed
 from ramify.runtime.execution.question_waits import AnswersNeeded, QuestionWaits, RunCallbacks
-from ramify.runtime.execution.run import Run, RunScope, new_row, seal_before
+from ramify.runtime.execution.run import Run, RunScope, go_where_sealed_before, new_row, seal_before
 from ramify.runtime.journal.cancelled_calls import cancelled_as_before
 from ramify.runtime.journal.inbox import OpenQuestion, as_question, listed, unanswered_rows
 from ramify.runtime.records import AnswerRecord, OpRecord, OpStatus, RunId
@@ -42,7 +43,8 @@ async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:
     def row() -> OpRecord:
         return replace(_row(scope, op, key, question, question, OpStatus.FAILED), started_at=began)
 
-    async with cancelled_as_before(scope.run.journal, key, f"the question {said!r}", row):
+    first = partial(go_where_sealed_before, scope, key)
+    async with cancelled_as_before(scope.run.journal, key, f"the question {said!r}", row, first):
         return await _answer(scope, op, key, question)
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.effects.fence import EffectfulStep
 from ramify.runtime.errors import NotAwaited, NotInARun
@@ -35,6 +36,7 @@ from ramify.runtime.execution.streamed_answers import Answered
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Reuse
+from ramify.runtime.store.engines import finish_despite_cancel
 from ramify.runtime.user_code.call_sites import CallSite, find_op
 from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.sandbox import Sandbox
@@ -88,7 +90,7 @@ class Run:
     left: list[OpRecord] = field(default_factory=list)
     # the number of operations in progress that are neither steps nor model calls
     at_work: int = 0
-    asleep: int = 0  # how many sleeps are under way
+    sleeping: set[asyncio.Task[Any]] = field(default_factory=set)  # the tasks in `ramify.sleep`
     # the tasks that prefork worlds during model calls, and that send prefix hints
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -107,7 +109,7 @@ class Run:
         """Whether an operation is in progress that does not wait for a person."""
         steps = any(begun.started and not begun.ended for begun in self.begun.values())
         waits = self.journal.turns.waiting or self.journal.await_cancels > 0
-        return steps or self.at_work > 0 or self.asleep > 0 or self.calls.under_way > 0 or waits
+        return steps or self.at_work > 0 or bool(self.sleeping) or self.calls.under_way > 0 or waits
 
     def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
         return find_op(self.plan, kind, site, step)
@@ -211,23 +213,48 @@ async def seal_before(scope: RunScope, key: str) -> None:
     `key`: the key of that operation. The caller holds the branch's lock.
     """
     run, branch = scope.run, scope.branch
-    key = f"{key}|BEFORE"
+    key = _seal_key(key)
     row = run.journal.served(key, at=branch.snapshot)
     if row is not None and row.snapshot_out is not None:
         sealed = await run.recovery.get(row.snapshot_out, row.result_digest)
         branch.checkpoint = run.journal.checkpoint_of(row)
+        _stands_sealed(branch, sealed)
     elif branch.unsealed and branch.world is not None:
         begun = run.clock()
         async with run.reuse.pins.held():
             sealed = await branch.world.seal(flush=False)
-            changes = {"result_digest": sealed.content_key, "attrs": {"tier": sealed.tier.value}}
-            states = {"snapshot_in": branch.snapshot.id, "snapshot_out": sealed.id, "started_at": begun}
-            row = new_row(scope, OpKind.SEAL, run.plan.catch_all.id, key, **states, **changes)
-            await run.journal.record(row, checkpoint=(branch, sealed, "sealed late"))
-        branch.unsealed = False
-    else:
-        return
+            await finish_despite_cancel(_record_seal(scope, key, sealed, begun))
+
+
+async def _record_seal(scope: RunScope, key: str, sealed: Snapshot, begun: float) -> None:
+    """Both or none: record the seal, and bring the branch to its state."""
+    run, branch = scope.run, scope.branch
+    changes = {"result_digest": sealed.content_key, "attrs": {"tier": sealed.tier.value}}
+    states = {"snapshot_in": branch.snapshot.id, "snapshot_out": sealed.id, "started_at": begun}
+    row = new_row(scope, OpKind.SEAL, run.plan.catch_all.id, key, **states, **changes)
+    await run.journal.record(row, checkpoint=(branch, sealed, "sealed late"))
+    branch.unsealed = False
+    _stands_sealed(branch, sealed)
+
+
+def _stands_sealed(branch: Branch, sealed: Snapshot) -> None:
     branch.stands(StateOrigin(sealed, "what was sealed late", refused="the plan seals nothing there"))
+
+
+async def go_where_sealed_before(scope: RunScope, key: str) -> None:
+    """If an earlier process sealed the branch's state before this operation, bring the branch there. What follows on
+    the branch began in that state, also if the operation itself is not begun again, and is cancelled at once."""
+
+    async def go() -> None:
+        async with scope.run.busy(), scope.branch.lock:
+            await seal_before(scope, key)
+
+    if scope.run.journal.knows(_seal_key(key)):
+        await finish_despite_cancel(go())
+
+
+def _seal_key(key: str) -> str:
+    return f"{key}|BEFORE"
 
 
 def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:

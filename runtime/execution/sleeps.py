@@ -7,68 +7,80 @@ resume hands the end of a sleep out in the same order among the results of other
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.runtime.codec import codec
-from ramify.runtime.execution.run import RunScope, new_row, seal_before
+from ramify.runtime.execution.run import Run, RunScope, go_where_sealed_before, new_row, seal_before
 from ramify.runtime.journal.cancelled_calls import cancelled_as_before, pause
-from ramify.runtime.journal.recorded_run import UNTIL
+from ramify.runtime.journal.recorded_order import UNTIL
 from ramify.runtime.records import OpRecord, OpStatus
-from ramify.runtime.user_code.call_sites import CallSite
 
 _LONGEST_S = 30.0
 """Seconds between two looks at the clock: the timers of an event loop do not count while a machine is suspended."""
+_OP = OpId("sleep")
+"""For all sleeps. Where in the code they are does not matter: those of one duration are alike."""
 
 
-def begin_sleeping(scope: RunScope, duration_s: float, site: CallSite) -> Awaitable[None]:
+def begin_sleeping(scope: RunScope, duration_s: float) -> Awaitable[None]:
     """Take the sleep's key now, in program order, and return the awaitable that waits."""
-    op = scope.run.op(OpKind.SLEEP, site)
-    key = scope.run.journal.key(scope.branch.path, op.id, "sleep", f"{duration_s:g}")
-    return _sleep(scope, op.id, key, duration_s)
+    return _sleep(scope, scope.run.journal.key(scope.branch.path, _OP, repr(duration_s), acts=False), duration_s)
 
 
-async def _sleep(scope: RunScope, op: OpId, key: str, duration_s: float) -> None:
-    run, began = scope.run, scope.run.clock()
+async def _sleep(scope: RunScope, key: str, duration_s: float) -> None:
+    run, began, task = scope.run, scope.run.clock(), asyncio.current_task()
+    assert task is not None  # an awaitable runs in a task
 
     def row(status: OpStatus) -> OpRecord:
-        said = f"{duration_s:g} s"
-        return replace(_row(scope, op, key, duration_s), status=status, started_at=began, summary=said)
+        said = f"{'slept' if status is OpStatus.DONE else 'sleeps'} {duration_s:g} s"
+        return replace(_row(scope, key, duration_s), status=status, started_at=began, summary=said)
 
-    async with cancelled_as_before(run.journal, key, f"a sleep of {duration_s:g} s", lambda: row(OpStatus.FAILED)):
-        if run.journal.served(key) is not None:
-            return
-        run.journal.refuse_when_stopped()
-        until = run.journal.sleeps_until(key)
-        if until is None:
-            until = began + duration_s
-            async with run.busy():
-                async with scope.branch.lock:  # it may be long: seal, so that no finished step has to run again
-                    await seal_before(scope, key)
-                await run.journal.record(replace(row(OpStatus.BEGUN), attrs={UNTIL: repr(until)}))
-        await _wait(scope, min(until, run.clock() + duration_s))
-        async with run.busy():
-            await run.journal.record(row(OpStatus.DONE))
-
-
-async def _wait(scope: RunScope, until: float) -> None:
-    """Return at that time by the run's clock. Meanwhile the run does not stop for a person."""
-    run = scope.run
-    run.asleep += 1
+    what, first = f"a sleep of {duration_s:g} s", partial(go_where_sealed_before, scope, key)
+    run.sleeping.add(task)
     try:
-        while (left := until - run.clock()) > 0:
-            await pause(min(left, _LONGEST_S))
+        async with cancelled_as_before(run.journal, key, what, lambda: row(OpStatus.FAILED), first):
+            await first()
+            if run.journal.served(key) is not None:
+                return
+            run.journal.refuse_when_stopped()
+            until = run.journal.sleeps_until(key)
+            async with run.busy():
+                await _seal(scope, key)
+                if until is None:
+                    until = began + duration_s
+                    await run.journal.record(replace(row(OpStatus.BEGUN), attrs={UNTIL: repr(until)}))
+            await _wait(run, min(until, run.clock() + duration_s))
+            async with run.busy():
+                await run.journal.record(row(OpStatus.DONE))
     finally:
-        run.asleep -= 1
+        run.sleeping.discard(task)
 
 
-def _row(scope: RunScope, op: OpId, key: str, duration_s: float) -> OpRecord:
+async def _seal(scope: RunScope, key: str) -> None:
+    """Seal the branch's state, so that after a long sleep no finished step has to run again. If a step is at work on
+    the branch, leave it at that: a sleep must not wait for it."""
+    if not scope.branch.lock.locked():
+        async with scope.branch.lock:
+            await seal_before(scope, key)
+
+
+async def _wait(run: Run, until: float) -> None:
+    """Return at that time by the run's clock."""
+    loop = asyncio.get_running_loop()
+    latest = loop.time() + until - run.clock()  # if the clock is set back meanwhile
+    while (left := min(until - run.clock(), latest - loop.time())) > 0:
+        await pause(min(left, _LONGEST_S))
+
+
+def _row(scope: RunScope, key: str, duration_s: float) -> OpRecord:
     nothing = codec.encode(None)
     return new_row(
         scope,
         OpKind.SLEEP,
-        op,
+        _OP,
         key,
         args_digest=codec.digest_text(codec.encode(duration_s)),
         result_json=nothing,

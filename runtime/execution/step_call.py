@@ -218,9 +218,11 @@ async def after_recorded_effects(call: StepCall) -> None:
         return
     if journal.effect(call.key) is None:
         refuse_unstorable_return(call.step.function, f"step {call.step.name!r}")
-        await journal.turns.past_effects(lambda key: is_instead(key, call.key))
         if not call.is_once:  # otherwise it is refused in any case
             await journal.turns.past_effects(lambda key: is_beside(key, call.key), hasty=True)
+        if (fence := call.fence()) is not None:
+            fence.refuse_other_arguments()  # now, and again when it opens: the next wait may be as long as the run
+        await journal.turns.past_effects(lambda key: is_instead(key, call.key))
 
 
 def reusable_commands(call: StepCall, attempt: int, ground: Ground) -> ReusableCommands:

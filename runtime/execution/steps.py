@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from types import CoroutineType
 from typing import Any
@@ -31,7 +32,7 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.equal_calls import refuse_swapped_result, refuse_untold_call
 from ramify.runtime.execution.placed_steps import perform_elsewhere
-from ramify.runtime.execution.run import Run, RunScope, seal_before, start_prefork
+from ramify.runtime.execution.run import Run, RunScope, go_where_sealed_before, seal_before, start_prefork
 from ramify.runtime.execution.step_call import (
     StepCall,
     StepDef,
@@ -131,7 +132,8 @@ async def _perform(call: StepCall) -> Any:
         async with run.journal.turns.of(call.key):
             done = run.journal.knows(call.key)
             if not done:
-                await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
+                first = partial(go_where_sealed_before, call.scope, call.key)
+                await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}", first)
                 await after_recorded_effects(call)
             value = await _perform_on_branch(call)
             if done:  # the branch is in the state after it by now, as it was when the step was cancelled

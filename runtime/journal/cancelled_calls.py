@@ -8,7 +8,7 @@ the result stands, and the workflow was told that the call is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -23,12 +23,16 @@ within _SLACK * N + _LEAST_S seconds: the code may have changed since."""
 _SILENT_S = 5.0  # after how long observers are told that it waits
 
 
-async def until_cancelled_again(journal: Journal, key: str, what: str) -> None:
+async def until_cancelled_again(
+    journal: Journal, key: str, what: str, first: Callable[[], Awaitable[None]] | None = None
+) -> None:
     """If an earlier process cancelled this call, wait until it is cancelled again. Returns if none did, or if nobody
-    cancels it in time. `what`: the call, for observers."""
+    cancels it in time. `what`: the call, for observers. `first`: is awaited before that wait."""
     cancelled_s = journal.cancelled_s(key)
     if cancelled_s is None:
         return
+    if first is not None:
+        await first()
     left = _SLACK * cancelled_s + _LEAST_S - journal.age_s()
     journal.await_cancels += 1  # so the run does not stop for a person before that
     try:
@@ -61,19 +65,24 @@ def _end(pause: asyncio.Future[None]) -> None:
 
 @asynccontextmanager
 async def cancelled_as_before(
-    journal: Journal, key: str, what: str, row: Callable[[], OpRecord]
+    journal: Journal,
+    key: str,
+    what: str,
+    row: Callable[[], OpRecord],
+    first: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[None]:
     """In the block an operation is performed, or served; it is left in the result's turn. If an earlier process
     cancelled the operation, wait until it is cancelled again: before the block, or after it if the operation had been
     done by then, so that its branch comes into the state after it. A cancellation is recorded.
 
     what: the operation, for observers. row: returns a row for it, which ends now.
+    first: is awaited before the wait, if that is before the block.
     """
     done = journal.knows(key)
     try:
         async with journal.turns.of(key):  # what was recorded after the cancellation waits for it
             if not done:
-                await until_cancelled_again(journal, key, what)
+                await until_cancelled_again(journal, key, what, first)
             yield
             if done:
                 await until_cancelled_again(journal, key, what)

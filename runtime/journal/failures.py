@@ -17,7 +17,7 @@ again unless an irreversible effect followed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -47,7 +47,7 @@ def standing_failures(
 
     all_caught: the run waits for a person, so its workflow has caught all of them (needed for old rows only).
     """
-    undone = [(low, high) for low, high in _undone(ops) if high > low]
+    undone = [(low, high) for low, high in undone_ranges(ops) if high > low]
     begun = [row.started_at for row in ops] + [call.started_at for call in llm] + [one.intended_at for one in effects]
     last = max(begun, default=0.0)
     found: dict[str, OpRecord] = {}
@@ -67,7 +67,7 @@ def standing_failures(
     return found
 
 
-def _undone(ops: Iterable[OpRecord]) -> Iterator[tuple[int, int]]:
+def undone_ranges(ops: Sequence[OpRecord]) -> Iterator[tuple[int, int]]:
     """Yield the numbers between which rows do not count, because the run went back."""
     ids = {checkpoint_id(row.run_id, row.seq): row.seq for row in ops}
     for row in ops:
@@ -155,8 +155,8 @@ class Followers:
     def _suspended(self) -> None:
         self._straight = None
 
-    def called(self, key: str) -> None:
-        """Note that the running task calls an operation."""
+    def called(self, key: str, *, acts: bool = True) -> None:
+        """Note that the running task calls an operation. `acts`: not a sleep, which is nothing that follows."""
         if not self._told and not self._left:
             return
         task, knows = _task(), len(self._told)
@@ -166,7 +166,8 @@ class Followers:
             if task is self._straight:
                 knows = self._knows.get(task, 0)
             self._knows[task] = knows
-        self._calls.append(_Call(key, task, knows))
+        if acts:
+            self._calls.append(_Call(key, task, knows))
 
     def of(self, key: str) -> set[str]:
         """Return the keys of the calls that may follow from the failure of `key`."""

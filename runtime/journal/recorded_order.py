@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import chain
 
 from ramify.compiler.plan import OpKind
+from ramify.runtime.journal.failures import undone_ranges
 from ramify.runtime.journal.turns import Recorded
 from ramify.runtime.records import CANCELLED, HAPPENED, EffectRecord, LLMRecord, OpRecord, OpStatus, RunRecord
 
@@ -18,6 +19,24 @@ IN_TURNS = (*RESULTS, OpKind.RELEASE, OpKind.CALL_LLM)  # the last: a stage of m
 CALLED_AFTER = "called_after"
 """The attribute of a result: the number of the last one that was handed out before its call. Without it no other was
 handed out between the call and the result."""
+
+UNTIL = "until"
+"""The attribute of a row with the status BEGUN: when the sleep ends, in Unix seconds."""
+
+
+def ends_of_sleeps(ops: Sequence[OpRecord]) -> dict[str, float]:
+    """Return when the sleeps end that were begun and are not over, in Unix seconds, by key. One that the workflow
+    cancelled is over: if it is not cancelled again, it begins anew, like a step."""
+    rows = [row for row in ops if row.kind is OpKind.SLEEP]
+    undone, ends = list(undone_ranges(ops)) if rows else [], dict[str, float]()
+    for row in rows:
+        if any(low < row.seq < high for low, high in undone):
+            continue
+        if row.status is OpStatus.BEGUN:
+            ends[row.key] = float(row.attrs[UNTIL])
+        else:
+            ends.pop(row.key, None)
+    return ends
 
 
 def is_instead(one: str, other: str) -> bool:
@@ -72,8 +91,8 @@ class RecordedOrder:
                 yield Recorded(call.key, call.seq, at, call.ended_at, self._age_s(at), after, what="the model")
 
     def _only_begun(self, results: Sequence[Recorded]) -> Iterator[Recorded]:
-        """Yield the questions, sleeps and effects that were begun and have no result. The number of an effect is that of the
-        last result before it."""
+        """Yield the questions, sleeps and effects that were begun and have no result. The number of an effect is that
+        of the last result before it."""
         known = {one.key for one in results}
         begun = (row for row in self.ops if row.status in (OpStatus.ASKED, OpStatus.BEGUN))
         for row in {row.key: row for row in begun}.values():

@@ -15,7 +15,7 @@ from ramify.runtime.journal.equal_calls import EqualCalls
 from ramify.runtime.journal.failures import READ, Followers, tried_again
 from ramify.runtime.journal.forked_runs import FORKED
 from ramify.runtime.journal.recorded_errors import decoded
-from ramify.runtime.journal.recorded_order import RESULTS, RecordedOrder, is_instead
+from ramify.runtime.journal.recorded_order import RESULTS, RecordedOrder, ends_of_sleeps, is_instead
 from ramify.runtime.journal.turns import Turns
 from ramify.runtime.records import (
     AGAIN,
@@ -87,8 +87,7 @@ class RecordedRun:
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self.went_back_at = max((row.started_at for row in ops if row.kind is OpKind.RESTORE), default=0.0)
         """When a person last took the run back to a checkpoint, in Unix seconds; 0: never."""
-        begun = (row for row in ops if row.status is OpStatus.BEGUN and row.started_at > self.went_back_at)
-        self._sleeps = {row.key: float(row.attrs[UNTIL]) for row in begun}
+        self._sleeps = ends_of_sleeps(ops)
         order = RecordedOrder(run, ops, llm, effects, failed, was_changed, self.went_back_at)
         self.turns = Turns(order.places(), self.followers.returned, since=order.began, notice=self.notice)
         self._called_after: dict[
@@ -108,15 +107,16 @@ class RecordedRun:
                 self._places[row.branch, row.op_id] += 1
 
     def sleeps_until(self, key: str) -> float | None:
-        """Return when a sleep ends that an earlier process began, in Unix seconds; None if none did."""
+        """Return when a sleep ends that an earlier process began, in Unix seconds; None if it is to begin now."""
         return self._sleeps.get(key)
 
     def notice(self, what: str) -> None:
         """Tell observers something about the run."""
         self._emit(Noticed(self._run.id, what))
 
-    def key(self, *parts: str) -> str:
-        """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""
+    def key(self, *parts: str, acts: bool = True) -> str:
+        """Return the key of the next call at this place. Call it in program order: the occurrences are counted.
+        `acts`: as for `Followers.called`."""
         place = "|".join(parts)
         if (counted := self._occurrences.get(parts[0])) is None:
             counted = self._occurrences[parts[0]] = {}
@@ -125,7 +125,7 @@ class RecordedRun:
         key = f"{place}|{occurrence}"
         self._asked.add(key)
         self._called_after[key] = self.turns.handed_out
-        self.followers.called(key)
+        self.followers.called(key, acts=acts)
         self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
 
@@ -390,9 +390,6 @@ class RecordedRun:
         below = f"{branch}/"
         return [e for e in self._effects.values() if e.branch == branch or e.branch.startswith(below)]
 
-
-UNTIL = "until"
-"""The attribute of a row with the status BEGUN: when the sleep ends, in Unix seconds."""
 
 _REACHED = (OpStatus.DONE, OpStatus.ASKED, OpStatus.BEGUN)
 

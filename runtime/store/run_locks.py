@@ -8,6 +8,7 @@ serves where the file lock does not: between homes and machines, and when the pr
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -29,6 +30,9 @@ from ramify.runtime.records import CheckpointRecord, Lease, RunId, RunRecord
 
 if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
     from ramify.runtime.store.leases import FileLock
+
+
+_LONGEST_ID = 200  # bytes: file systems allow 255 for a name
 
 
 class LocksRuns(Protocol):
@@ -74,7 +78,7 @@ class RunLock:
         """Open and lock the file. Returns None if another process has the lock."""
         paths.make_private(self._path.parent)
         while True:
-            fd = open_lock(self._path, os.O_RDWR | os.O_CREAT)
+            fd = _opened(self._path, os.O_RDWR | os.O_CREAT)
             if not _taken(fd):
                 close_lock(fd)
                 return None
@@ -97,6 +101,18 @@ class RunLock:
             self._fd = None
 
 
+def _opened(path: Path, flags: int) -> int:
+    """Open the file of a lock. Raises `StoreError` if it is a link, which could lead to any file of the user."""
+    try:
+        return open_lock(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise StoreError(
+            f"{path} is a link, and not opened. Ramify did not make it: find out who did, and remove it"
+        ) from None
+
+
 def _is_file_at(fd: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
@@ -117,11 +133,12 @@ def _taken(fd: int) -> bool:
 
 
 def _names_a_file(run: RunId) -> bool:
-    return bool(run) and not run.startswith(".") and {"/", "\0"}.isdisjoint(run)
+    short = len(run.encode(errors="replace")) <= _LONGEST_ID
+    return bool(run) and short and not run.startswith(".") and {"/", "\0"}.isdisjoint(run)
 
 
 def _file(folder: Path, run: RunId, ending: str) -> Path:
-    """Raises `StoreError` if the file would lie elsewhere: the id may come from a database that somebody else wrote."""
+    """Raises `StoreError` if the file would lie elsewhere: the id may be from a database that somebody else wrote."""
     if not _names_a_file(run):
         raise StoreError(
             f"the database has a run {run!r}, whose id cannot be the name of a file: no version of Ramify makes such "
@@ -195,6 +212,10 @@ def note_pushed(folder: Path, run: RunId, pushed: PushedRun) -> None:
     flush_folder(folder)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO in its place has nothing to read
+
+
 def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
     """Return where the run was pushed to, or None if this machine may work on it.
 
@@ -202,7 +223,8 @@ def pushed_run(folder: Path, run: RunId) -> PushedRun | None:
     """
     note = _file(folder, run, "pushed")
     try:
-        told = json.loads(note.read_bytes())
+        with open(note, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
+            told = json.loads(file.read())
         return PushedRun(str(told["url"]), int(told["generation"]))
     except FileNotFoundError:
         return None
@@ -248,8 +270,8 @@ def is_held(folder: Path, run: RunId) -> bool:
     if not _names_a_file(run):
         return False
     try:
-        fd = open_lock(_file(folder, run, "lock"), os.O_RDONLY | os.O_NONBLOCK)  # also of a FIFO
-    except FileNotFoundError:
+        fd = _opened(_file(folder, run, "lock"), os.O_RDONLY | os.O_NONBLOCK)  # also of a FIFO
+    except (FileNotFoundError, StoreError):
         return False
     except PermissionError:
         return True

@@ -232,6 +232,13 @@ async def refund() -> str:
 
 
 @workflow
+async def of_a_clock_before_another() -> None:
+    await pay(next(CLOCK))
+    await refund()
+    await stop()
+
+
+@workflow
 async def of_another_way() -> str:
     why = await (pay("ship") if next(CLOCK) == "two" else refund())
     await stop()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from ramify import Sandbox, interrupt, step, workflow
+from ramify import Sandbox, interrupt, sleep, step, workflow
 
 BEGUN: list[str] = []
 forgiven: Any = None  # `breaks`, under a decorator of another project
@@ -72,4 +73,55 @@ async def asks() -> list[str]:
     await interrupt("go on?")
     await writes("b")
     await interrupt("and on?")
+    return await writes("c")
+
+
+@workflow
+async def naps() -> list[str]:
+    await writes("a")
+    await sleep("1ms")
+    await writes("b")
+    await interrupt("go on?")
+    return await writes("c")
+
+
+async def in_vain(waiting: Coroutine[Any, Any, object]) -> None:
+    """Cancel it after a while, in which its beginning is recorded."""
+    waits = asyncio.ensure_future(waiting)
+    await asyncio.wait({waits, asyncio.ensure_future(sleep("100ms"))}, return_when=asyncio.FIRST_COMPLETED)
+    waits.cancel()
+    await asyncio.wait({waits})
+
+
+async def asks_well() -> None:
+    await interrupt("well?")
+
+
+async def naps_long() -> None:
+    await sleep("1h")
+
+
+async def asks_then_naps() -> None:
+    await in_vain(asks_well())
+
+
+async def naps_in_turn() -> None:
+    await in_vain(naps_long())
+
+
+@workflow
+async def asks_in_vain() -> list[str]:
+    await writes("a")
+    await asks_then_naps()
+    await writes("b")
+    await interrupt("go on?")
+    return await writes("c")
+
+
+@workflow
+async def naps_in_vain() -> list[str]:
+    await writes("a")
+    await naps_in_turn()
+    await writes("b")
+    await interrupt("go on?")
     return await writes("c")

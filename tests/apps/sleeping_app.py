@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import ramify
 from ramify import Sandbox, step, workflow
+from ramify.runtime.durations import Duration
 
 DONE: list[str] = []
 GATE: asyncio.Event | None = None  # the step `work` returns when it is set
 STOPS = True
+NAPS: list[asyncio.Future[None]] = []
 
 
 @step
@@ -45,13 +48,14 @@ def plain_nap() -> str:
 
 
 @workflow
-async def naps_for_nothing() -> None:
-    await ramify.sleep(0)
+async def naps_for_nothing(duration: Duration) -> None:
+    await ramify.sleep(duration)
 
 
 @workflow
 async def the_first_of_two() -> str:
-    nap, slow = asyncio.ensure_future(ramify.sleep("20ms")), asyncio.ensure_future(work())
+    slow = asyncio.ensure_future(work())  # it is at work when the sleep begins
+    nap = asyncio.ensure_future(ramify.sleep("20ms"))
     done, _ = await asyncio.wait({nap, slow}, return_when=asyncio.FIRST_COMPLETED)
     first = "nap" if nap in done else "work"
     if GATE is not None:
@@ -83,6 +87,29 @@ async def asks_and_naps() -> list[object]:
 async def naps_then_notes() -> str:
     await ramify.sleep("50ms")
     return await note("slept")
+
+
+@step
+async def flaky() -> str:
+    DONE.append("tried")
+    if STOPS:
+        raise OSError("not now")
+    return "done"
+
+
+@workflow
+async def tries_three_times() -> str:
+    for _ in range(3):
+        with suppress(OSError):
+            return await flaky()
+        await ramify.sleep(0)
+    raise ValueError("not yet")
+
+
+@workflow
+async def leaves_a_nap() -> None:
+    NAPS.append(asyncio.ensure_future(ramify.sleep("1h")))
+    await note("meanwhile")
 
 
 @step

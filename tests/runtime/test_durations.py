@@ -21,3 +21,10 @@ def test_durations_are_parsed(text: Any, wanted: float) -> None:
 def test_an_invalid_duration_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"duration"):
         seconds(text)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, "0", "0s", timedelta(0)])
+def test_no_time_at_all_is_a_duration_where_that_is_said(value: Any) -> None:
+    assert seconds(value, zero=True) == 0
+    with pytest.raises(ValueError, match="positive"):
+        seconds(value)

@@ -109,7 +109,7 @@ def moment_lines(moment: Moment, history: History, width: int) -> Iterator[Style
     if moment.status in (OpStatus.FAILED, OpStatus.UNDONE):
         mark, look = "✗", Look.BAD
     elif moment.status in (OpStatus.ASKED, OpStatus.BEGUN):
-        mark, look = "?", Look.NOTE
+        mark, look = "?" if moment.status is OpStatus.ASKED else "…", Look.NOTE
     took = seconds(moment.ended_at - moment.started_at)
     said = f"reused from {moment.reused_from}" if moment.reused_from else took
     yield StyledLine(((f"{mark} ", look), (clipped(safe(name_of(moment)), 80), Look.BOLD), (f"  {said}", Look.DIM)))

@@ -77,6 +77,15 @@ async def test_steps_before_a_question_are_not_repeated(runtime: Runtime, worksp
     assert app.BEGUN == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("workflow", [app.naps, app.asks_in_vain, app.naps_in_vain])
+async def test_a_state_that_was_sealed_late_is_found_again(runtime: Runtime, workspace: Path, workflow: Any) -> None:
+    """Before a sleep or a question, also if the workflow cancelled that."""
+    with pytest.raises(RunWaiting):
+        await runtime.run(workflow, workspace=workspace)
+    assert await runtime.resume(str(runtime.last_run_id), answer=True) == ["a", "b", "c", "hello.txt"]
+    assert app.BEGUN == ["a", "b", "c"]
+
+
 async def test_a_run_that_has_failed_keeps_a_state_before_each_step(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -236,6 +236,26 @@ async def test_an_irreversible_step_is_not_done_again_with_what_a_clock_gives_it
     assert late_app.PAID == ["one"]
     base = (await runtime.store.checkpoints(run))[0]
     assert await runtime.resume(run, back_to=base.id) == "three", "a person went back, and knows of it"
+
+
+async def test_what_is_refused_in_any_case_does_not_wait_for_other_effects(
+    late: None, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As old as the run may be: it would wait that long."""
+    monkeypatch.setattr(late_app, "CLOCK", iter(["one", "two"]))
+    waits, past_effects = list[bool](), turns.Turns.past_effects
+
+    async def counted(order: turns.Turns, concerns: Callable[[str], bool], *, hasty: bool = False) -> None:
+        waits.append(hasty)
+        await past_effects(order, concerns, hasty=hasty)
+
+    with pytest.raises(RunFailed, match="not yet"):
+        await runtime.run(late_app.of_a_clock_before_another)
+    monkeypatch.setattr(turns.Turns, "past_effects", counted)
+    with pytest.raises(RunFailed, match="gives why another value"):
+        await runtime.resume(str(runtime.last_run_id))
+    assert late_app.PAID == ["one", "refund"]
+    assert waits == []
 
 
 async def test_an_irreversible_step_is_not_done_in_place_of_another_one(

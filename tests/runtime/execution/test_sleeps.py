@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import sleeping_app
 
 from ramify import Runtime
 from ramify.compiler.plan import OpKind
+from ramify.runtime.durations import Duration
 from ramify.runtime.errors import RunFailed, RunWaiting
 from ramify.runtime.execution import sleeps as sleeps_module
 from ramify.runtime.records import OpStatus
@@ -20,8 +22,9 @@ from ramify.runtime.records import OpStatus
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sleeping_app.DONE.clear()
+    sleeping_app.NAPS.clear()
     monkeypatch.setattr(sleeping_app, "STOPS", True)
-    monkeypatch.setattr(sleeps_module, "_LONGEST_S", 0.02)  # the clocks below pass when a test says so
+    monkeypatch.setattr(sleeps_module, "_LONGEST_S", 0.01)  # a clock of a test does not wake the loop
     yield
 
 
@@ -37,12 +40,17 @@ class Clock:
 async def stopped_in_its_sleep(runtime: Runtime) -> str:
     """Run `naps` until it sleeps, and stop it there, as a signal does. Return the run's id."""
     running = asyncio.ensure_future(runtime.run(sleeping_app.naps))
-    while runtime.last_run_id is None or OpStatus.BEGUN not in await sleeps(runtime, runtime.last_run_id):
-        await asyncio.sleep(0.01)
+    await until_begun(runtime, 1)
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
     return str(runtime.last_run_id)
+
+
+async def until_begun(runtime: Runtime, times: int) -> None:
+    """Return when the rows of the last run say that a sleep was begun so many times."""
+    while runtime.last_run_id is None or (await sleeps(runtime, runtime.last_run_id)).count(OpStatus.BEGUN) < times:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 async def sleeps(runtime: Runtime, run: str) -> list[OpStatus]:
@@ -53,11 +61,11 @@ async def test_a_resume_waits_for_what_is_left(home: Path) -> None:
     clock = Clock()
     async with Runtime(home=home, sandbox="copy", clock=clock) as runtime:
         run = await stopped_in_its_sleep(runtime)
-        clock.now += 3600 - 1
+        clock.now += 3600 - 0.5
         resumed = asyncio.ensure_future(runtime.resume(run))
         await asyncio.wait({resumed}, timeout=0.2)
-        assert not resumed.done(), "a second is left, and the clock stands"
-        clock.now += 1
+        assert not resumed.done(), "half a second is left, and the clock stands"
+        clock.now += 0.5
         assert await resumed == "after"
         assert await sleeps(runtime, run) == [OpStatus.BEGUN, OpStatus.DONE]
         assert await runtime.resume(run) == "after"
@@ -83,8 +91,7 @@ async def test_a_run_that_went_back_sleeps_again(home: Path) -> None:
         clock.now += 3600
         base = (await runtime.store.checkpoints(run))[0]
         resumed = asyncio.ensure_future(runtime.resume(run, back_to=base.id))
-        while (await sleeps(runtime, run)).count(OpStatus.BEGUN) < 2:
-            await asyncio.sleep(0.01)
+        await until_begun(runtime, 2)
         clock.now += 3600
         assert await resumed == "after"
     assert sleeping_app.DONE == ["before", "before", "after"]
@@ -95,8 +102,9 @@ async def test_a_workflow_that_is_not_async_sleeps(runtime: Runtime) -> None:
     assert await sleeps(runtime, str(runtime.last_run_id)) == [OpStatus.BEGUN, OpStatus.DONE]
 
 
-async def test_no_time_at_all(runtime: Runtime) -> None:
-    assert await runtime.run(sleeping_app.naps_for_nothing) is None
+@pytest.mark.parametrize("duration", [0, "0s", timedelta(0), 1e-9])
+async def test_no_time_at_all(runtime: Runtime, duration: Duration) -> None:
+    assert await runtime.run(sleeping_app.naps_for_nothing, duration) is None
 
 
 async def test_the_same_is_first_in_a_resume(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +142,23 @@ async def test_a_step_is_told_to_use_asyncio(runtime: Runtime) -> None:
         await runtime.run(sleeping_app.naps_in_a_step)
 
 
-@pytest.mark.parametrize("duration", ["-1", "soon", "1 fortnight"])
-async def test_no_duration(runtime: Runtime, duration: str) -> None:
+@pytest.mark.parametrize("duration", ["-1", "soon", "1 fortnight", True])
+async def test_no_duration(runtime: Runtime, duration: Duration) -> None:
     with pytest.raises(RunFailed, match="duration"):
-        await runtime.run(sleeping_app.naps, duration)
+        await runtime.run(sleeping_app.naps_for_nothing, duration)
+
+
+async def test_a_sleep_is_nothing_that_followed_from_a_failure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume tries the last failed step again, although the workflow slept after it."""
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        with pytest.raises(RunFailed, match="not yet"):
+            await runtime.run(sleeping_app.tries_three_times)
+        monkeypatch.setattr(sleeping_app, "STOPS", False)
+        assert await runtime.resume(str(runtime.last_run_id)) == "done"
+    assert sleeping_app.DONE == ["tried"] * 4
+
+
+async def test_a_sleep_ends_with_its_workflow(runtime: Runtime) -> None:
+    await runtime.run(sleeping_app.leaves_a_nap)
+    assert sleeping_app.NAPS[0].cancelled()
+    assert await sleeps(runtime, str(runtime.last_run_id)) == [OpStatus.BEGUN], "the workflow did not cancel it"

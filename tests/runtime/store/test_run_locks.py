@@ -41,12 +41,18 @@ def test_a_damaged_note_of_a_push_is_told(tmp_path: Path, text: str) -> None:
         RunLock(tmp_path, RUN).__enter__()
 
 
+def test_a_pipe_in_place_of_such_a_note_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{RUN}.pushed")
+    with pytest.raises(RunPushed, match=r"run-1\.pushed, which says where to, is damaged"):
+        RunLock(tmp_path, RUN).__enter__()
+
+
 def test_only_one_process_holds_a_run(tmp_path: Path) -> None:
     with RunLock(tmp_path, RUN), pytest.raises(RunLocked, match="wait for it or stop it"):
         RunLock(tmp_path, RUN).__enter__()
 
 
-@pytest.mark.parametrize("id", ["../beside", "/tmp/beside", "..", ".", "", "a\0b"])
+@pytest.mark.parametrize("id", ["../beside", "/tmp/beside", "..", ".", "", "a\0b", "é" * 150])
 def test_an_id_in_the_database_of_somebody_else_makes_no_file_elsewhere(tmp_path: Path, id: str) -> None:
     locks, run = tmp_path / "locks", RunId(id)
     for work in (
@@ -59,3 +65,13 @@ def test_an_id_in_the_database_of_somebody_else_makes_no_file_elsewhere(tmp_path
     assert not is_held(locks, run)
     assert not was_worked_on_here(locks, run)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    (locks / f"{RUN}.lock").symlink_to(tmp_path / "of-the-user")
+    assert not is_held(locks, RUN)
+    with pytest.raises(StoreError, match=r"run-1\.lock is a link"):
+        RunLock(locks, RUN).__enter__()
+    assert not (tmp_path / "of-the-user").exists()
