@@ -169,17 +169,16 @@ def _check_types(found: Sequence[Row]) -> None:
             raise TypeError(f"column {name} holds a value of type {wrong.pop().__name__}")
 
 
-def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:
-    """Replace each NAME_blob by NAME_json, in the rows of one query."""
+def with_texts(found: Sequence[dict[str, Any]], texts: Mapping[str, str]) -> list[Row]:
+    """Replace each NAME_blob by NAME_json, in place, in the rows of one query."""
     columns = [(column, f"{column.removesuffix(_BLOB)}_json") for column in _blob_columns(found)]
     if not columns:
         return list(found)
-    made = list(map(dict, found))
     for column, name in columns:
-        for row in made:
+        for row in found:
             blob = row.pop(column)
             row[name] = None if blob is None else texts[blob]
-    return [*made]
+    return list(found)
 
 
 def _blob_columns(found: Sequence[Row]) -> list[str]:
