@@ -326,6 +326,7 @@ class Runtime(RecordedRuns):
             record,
             workflow.__wrapped__,
             new_deadline_s=new_deadline_s,
+            plan=stands.plan,
             code=stands.digests,
             adopt=stands.adopt,
         )

@@ -77,7 +77,8 @@ def decode(text: str) -> Any:
 
     Raises `NotSerialisable` if a type has changed incompatibly, or lies in a module that the program does not import.
     """
-    return Decoder().decode(json.loads(text))
+    found = json.loads(text)
+    return Decoder().decode(found) if "{" in text else found  # lists and scalars of JSON are what they are
 
 
 def decode_own(text: str, kind: type[T]) -> T:

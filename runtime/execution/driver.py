@@ -83,6 +83,7 @@ async def drive(
     *,
     skipped: tuple[Skipped, ...] = (),
     new_deadline_s: float | None = None,
+    plan: Plan | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
     adopt: Adopt | None = None,
 ) -> Any:
@@ -90,6 +91,7 @@ async def drive(
 
     skipped: workspace files that the first snapshot does not hold, for observers.
     new_deadline_s: a new deadline, in seconds from now.
+    plan: that of the record, if it was read already.
     code: digests of steps that changed since the plan was made; their recorded results are not reused.
     adopt: makes the plan of changed code, which replaces the run's plan.
 
@@ -110,7 +112,8 @@ async def drive(
             record, ops = await _adopt_plan(services, record, ops, llm, adopt(ops, llm, ledger))
         first = next(one for one in found.checkpoints if one.seq == 0)
         recorded = _Recorded(ops, llm, ledger, elsewhere, found.answers, all_caught=waited, resumed=resumed)
-        plan = _with_code(Plan.from_json(record.plan_json), code)
+        known = None if adopt is not None else plan
+        plan = _with_code(known or Plan.from_json(record.plan_json), code)
         recovery = _recovery_of(services, record)
         base = await recovery.get(record.base_snapshot, first.content_key)
         return await _go_on(services, record, plan, function, recorded, recovery, base, skipped)

@@ -52,7 +52,7 @@ def refuse_untold_call(scope: RunScope, step: StepDef, op: PlanOp, key: str) -> 
             )
         return
     is_marked = scope.run.plan.version >= TOLD_SINCE_PLAN
-    if step.reuse or not is_marked:
+    if step.reuse or not is_marked or (one_thread and not again):
         return
     beside = journal.equal.recorded(key, step.name)
     is_new = beside and not journal.is_recorded(key) and again

@@ -136,7 +136,8 @@ async def _perform(call: StepCall) -> Any:
                 await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}", first)
                 await after_recorded_effects(call)
             value = await _perform_on_branch(call)
-            if done:  # the branch is in the state after it by now, as it was when the step was cancelled
+            # the branch is in the state after it by now, as it was when the step was cancelled
+            if done and run.journal.cancelled_s(call.key) is not None:
                 await until_cancelled_again(run.journal, call.key, f"step {call.step.name!r}")
             run.sets.returned(call.step.name, value)
             return value
@@ -159,7 +160,8 @@ async def _perform(call: StepCall) -> Any:
 
 async def _perform_on_branch(call: StepCall) -> Any:
     run, branch = call.scope.run, call.scope.branch
-    await run.journal.behind.settled()
+    if run.journal.behind.began:
+        await run.journal.behind.settled()
     if call.step.effect is Effect.PURE:
         return await _serve_or_execute(call, on_world=False)
     aside: StepCall | None = None

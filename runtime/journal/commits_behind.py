@@ -28,6 +28,11 @@ class CommitsBehind:
     def under_way(self) -> bool:
         return self._task is not None and not self._task.done()
 
+    @property
+    def began(self) -> bool:
+        """Whether there ever was one in this process, or is about to be: otherwise nothing has to be waited for."""
+        return self._task is not None or self._announced is not None
+
     @contextmanager
     def announced(self) -> Iterator[None]:
         """A commit is about to begin in this block: who waits for the commits waits for it, too. Otherwise it could

@@ -69,10 +69,10 @@ def standing_failures(
 
 def undone_ranges(ops: Sequence[OpRecord]) -> Iterator[tuple[int, int]]:
     """Yield the numbers between which rows do not count, because the run went back."""
-    ids = {checkpoint_id(row.run_id, row.seq): row.seq for row in ops}
-    for row in ops:
-        if row.kind is OpKind.RESTORE and "to" in row.attrs:
-            yield ids.get(CheckpointId(row.attrs["to"]), 0), row.seq
+    restored = [row for row in ops if row.kind is OpKind.RESTORE and "to" in row.attrs]
+    ids = {checkpoint_id(row.run_id, row.seq): row.seq for row in ops} if restored else {}
+    for row in restored:
+        yield ids.get(CheckpointId(row.attrs["to"]), 0), row.seq
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,8 @@ class RecordedRun:
         self._asked.add(key)
         self._called_after[key] = self.turns.handed_out
         self.followers.called(key, acts=acts)
-        self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
+        if self._unmet:
+            self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
 
     def forget_attempt(self, place: str) -> None:

@@ -179,6 +179,24 @@ class Turns:
     # For `Turn`
 
     def begin(self, keys: tuple[str, ...], spare: int = 0) -> _Place:
+        place = self._begun_alone(keys[0]) if len(keys) == 1 else None
+        place = place or self._begun_together(keys, spare)
+        place.asked, place.asked_at = True, time.monotonic()
+        self._active.update(dict.fromkeys(keys, place))
+        self._look_soon()
+        return place
+
+    def _begun_alone(self, key: str) -> _Place | None:
+        """Return the place of one operation whose result is recorded; None for any other."""
+        place = self._recorded.get(key)
+        if place is None or place.seq is None or place.over or place.before is None or place.before.only_begun:
+            return None
+        del self._recorded[key]
+        if place.call is not None:
+            place.call.over = True
+        return place
+
+    def _begun_together(self, keys: tuple[str, ...], spare: int) -> _Place:
         before = [self._recorded.pop(key, None) for key in keys]
         known = [one for one in before if one is not None and one.seq is not None]
         for one in known:
@@ -196,12 +214,9 @@ class Turns:
             if keys and len(place.unnumbered) <= spare:  # its turn comes with the last row that it waited for
                 last = sorted(known, key=lambda one: one.seq or 0)[len(keys) - spare - 1]
                 place.seq, place.before = last.seq, last.before
-        place.asked, place.asked_at = True, time.monotonic()
         if place.seq is not None and (place.over or place not in known):
             place.over = False
             self._push(place)
-        self._active.update(dict.fromkeys(keys, place))
-        self._look_soon()
         return place
 
     async def take(self, place: _Place) -> None:

@@ -42,6 +42,8 @@ def _brief(value: object) -> str:
         return ""
     if isinstance(value, str):
         return _line(value)
+    if type(value) is dict and "content" not in value:  # most results, and no message
+        return _line(_channels(value))
     several = value if isinstance(value, list | tuple) else [value]
     if several and all(_is(one, "Command") for one in several):  # `create_agent` returns one in a list
         return _line(", ".join(_command(one) for one in islice(several, _ITEMS)))
@@ -51,6 +53,10 @@ def _brief(value: object) -> str:
 def _update(value: object) -> str:
     if is_message(value) or (told := _fields(value)) is None:
         return _part(value, _DEPTH)
+    return _channels(told)
+
+
+def _channels(told: Mapping[Any, object]) -> str:
     more = ["…"] if len(told) > _ITEMS else []
     return ", ".join([*(f"{name}: {_channel(one)}" for name, one in islice(told.items(), _ITEMS)), *more])
 

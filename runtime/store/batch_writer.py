@@ -95,7 +95,8 @@ def commit_of_run(
     if strangers:
         raise StoreError(f"a commit of run {run_id} holds rows of {', '.join(sorted(strangers))}")
     change = update or RunUpdate()
-    long_texts = [text for op in ops for text in rows.texts(tables.ops, op)]
+    # each once: the rows of many steps name the same short text
+    long_texts = list(dict.fromkeys(text for op in ops for text in rows.texts(tables.ops, op)))
     long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
     long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
     long_texts += [text for text in (change.result_json, change.plan_json) if text is not None]

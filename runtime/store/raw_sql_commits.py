@@ -9,9 +9,12 @@ then writes the batch in the general way, which says what is wrong.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
+from operator import itemgetter
+from types import NoneType
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Table
@@ -21,7 +24,7 @@ from ramify.runtime.store import blobs, leases, tables
 from ramify.runtime.store.engines import driver_errors, transaction
 from ramify.runtime.store.leases import Owner
 from ramify.runtime.store.plain_queries import SERVER_NOW
-from ramify.runtime.store.stored_texts import Digest, Packed
+from ramify.runtime.store.stored_texts import ESCAPED, Digest, Packed
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -243,11 +246,25 @@ def _insert(table: Table, count: int, mark: str, more: str = "") -> str:
     return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES {', '.join([row] * count)}{more}"
 
 
-def _each(table: Table, rows: Sequence[Row]) -> Iterator[tuple[object, ...]]:
-    """Yield the values of rows as the database stores them."""
+def _each(table: Table, rows: Sequence[Row]) -> Sequence[tuple[object, ...]]:
+    """Return the values of rows as the database stores them."""
     columns = _columns(table)
-    for row in rows:
-        yield tuple(row[name] if stored is None else stored(row[name]) for name, stored in columns)
+    found: list[tuple[object, ...]] = list(map(itemgetter(*(name for name, _ in columns)), rows))
+    if table is not tables.blobs and _are_plain(found):  # long texts are not copied
+        return found
+    stored = [store for _, store in columns]
+    return [tuple(one if store is None else store(one) for store, one in zip(stored, row, strict=True)) for row in found]
+
+
+def _are_plain(rows: Sequence[Sequence[object]]) -> bool:
+    """Whether all values are stored as they are, which almost all are: one look, in place of one at each text."""
+    if not _PLAIN.issuperset(map(type, chain.from_iterable(rows))):
+        return False
+    text = "".join([one for row in rows for one in row if type(one) is str])
+    return text.isascii() and "\0" not in text and ESCAPED not in text
+
+
+_PLAIN = frozenset((str, int, float, bytes, NoneType))
 
 
 @cache

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -57,16 +58,24 @@ NULLABLE = frozenset(
 in any column, so the types of what a file holds are checked."""
 
 _HASHED_AT_ONCE = 1 << 20  # characters
+_SHORT = 32  # characters
 
 
 def digest(text: str) -> str:
     """Return the digest that names a text in `blobs`. Lone surrogates are encoded as they are."""
+    return _digest_of_short(text) if len(text) <= _SHORT else _digest(text)
+
+
+def _digest(text: str) -> str:
     if len(text) <= _HASHED_AT_ONCE:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     found = hashlib.sha256()
     for at in range(0, len(text), _HASHED_AT_ONCE):  # without another copy of a long text
         found.update(text[at : at + _HASHED_AT_ONCE].encode("utf-8", "surrogatepass"))
     return found.hexdigest()
+
+
+_digest_of_short = lru_cache(maxsize=1024)(_digest)  # `null`, `true`: many rows name the same few texts
 
 
 def unaltered(texts: Mapping[str, str]) -> Mapping[str, str]:
@@ -117,7 +126,10 @@ def settings_json(settings: Settings) -> str:
 
 
 def op_row(op: OpRecord) -> dict[str, Any]:
-    return {**_with_blobs("ops", op, "attrs"), "attrs_json": json.dumps(dict(op.attrs))}
+    row = _with_blobs("ops", op, "attrs")
+    row["attrs_json"] = json.dumps(dict(op.attrs)) if op.attrs else "{}"
+    row["kind"], row["status"] = str(op.kind), str(op.status)
+    return row
 
 
 def llm_row(call: LLMRecord) -> dict[str, Any]:
@@ -157,17 +169,16 @@ def _check_types(found: Sequence[Row]) -> None:
             raise TypeError(f"column {name} holds a value of type {wrong.pop().__name__}")
 
 
-def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:
-    """Replace each NAME_blob by NAME_json, in the rows of one query."""
+def with_texts(found: Sequence[dict[str, Any]], texts: Mapping[str, str]) -> list[Row]:
+    """Replace each NAME_blob by NAME_json, in place, in the rows of one query."""
     columns = [(column, f"{column.removesuffix(_BLOB)}_json") for column in _blob_columns(found)]
     if not columns:
         return list(found)
-    made = list(map(dict, found))
     for column, name in columns:
-        for row in made:
+        for row in found:
             blob = row.pop(column)
             row[name] = None if blob is None else texts[blob]
-    return [*made]
+    return list(found)
 
 
 def _blob_columns(found: Sequence[Row]) -> list[str]:

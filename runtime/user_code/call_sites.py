@@ -23,8 +23,8 @@ NO_COLUMN, IN_LAMBDA = -1, -2
 _site_file = functools.lru_cache(maxsize=1024)(site_file)  # each call looks up forty frames of the same few files
 _LOOP = asyncio.Handle._run.__code__  # what is above it is the loop's, and the program that runs the loop
 _MOST_POSITIONS = 4096
-_POSITIONS: dict[tuple[int, int], tuple[CodeType, tuple[int, int]]] = {}
-"""Positions by the id of the code object and instruction. The code object is kept, so that its id is not reused. Ids
+_POSITIONS: dict[tuple[int, int], tuple[CodeType, tuple[str, int, int]]] = {}
+"""File, line and column by the id of the code object and instruction. The code object is kept, so that its id is not reused. Ids
 are used because equality of code objects ignores file and columns."""
 
 
@@ -45,20 +45,19 @@ def call_site(depth: int = 1) -> CallSite:
     frame: FrameType | None = sys._getframe(depth + 1)
     stack: list[tuple[str, int, int]] = []
     while frame is not None and frame.f_code is not _LOOP and len(stack) < _MAX_DEPTH:
-        stack.append((_site_file(frame.f_code.co_filename), *_position(frame)))
+        known = _POSITIONS.get((id(frame.f_code), frame.f_lasti))
+        stack.append(_position(frame) if known is None else known[1])
         frame = frame.f_back
     return CallSite(tuple(stack))
 
 
-def _position(frame: FrameType) -> tuple[int, int]:
-    """Return line and column. They are cached, because Python searches the code from its beginning."""
+def _position(frame: FrameType) -> tuple[str, int, int]:
+    """Return file, line and column, and keep them: Python searches the code from its beginning."""
     code = frame.f_code
-    known = _POSITIONS.get((id(code), frame.f_lasti))
-    if known is not None:
-        return known[1]
     positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
     unknown = IN_LAMBDA if code.co_name == "<lambda>" else NO_COLUMN
-    found = positions[0] or frame.f_lineno, unknown if positions[2] is None else positions[2]
+    line, column = positions[0] or frame.f_lineno, unknown if positions[2] is None else positions[2]
+    found = _site_file(code.co_filename), line, column
     if len(_POSITIONS) >= _MOST_POSITIONS:
         _POSITIONS.clear()
     _POSITIONS[id(code), frame.f_lasti] = (code, found)

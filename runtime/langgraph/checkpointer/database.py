@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -105,14 +105,14 @@ def _sqlite(url: URL) -> Engine:
 T = TypeVar("T")
 
 
-def opened(address: str | Path) -> Engine:
-    """Return an engine for the database at an address; make missing tables."""
+def opened(address: str | Path, needed: Sequence[Table]) -> Engine:
+    """Return an engine for the database at an address; make those of the needed tables that are missing."""
     try:
         engine = open_engine(address)
         try:
             refuse_shared_sessions(engine, parse(address))
             with engine.execution_options(write=True).begin() as connection:
-                make(connection)
+                make(connection, needed)
         except BaseException:
             engine.dispose()
             raise
@@ -130,6 +130,7 @@ class DatabaseClient:
     _engine: Engine
     _reader: Engine
     _clock: Callable[[], float]
+    _tables: ClassVar[Sequence[Table]]
     _closed = False
 
     @classmethod
@@ -169,7 +170,7 @@ class DatabaseClient:
 
     def _begin(self, address: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.address, self._clock = address, clock
-        self._engine = opened(address)
+        self._engine = opened(address, self._tables)
         # by default each statement would see rows that were committed in between
         server = self._engine.dialect.name == "postgresql"
         self._reader = self._engine.execution_options(**{"isolation_level": "REPEATABLE READ"} if server else {})

@@ -35,7 +35,7 @@ from sqlalchemy import ColumnElement, Connection, Dialect, Row, and_, or_, selec
 from sqlalchemy import Text as PlainText
 
 from ramify.runtime.langgraph.checkpointer.database import DatabaseClient, Ready, ReadyCount, value_at
-from ramify.runtime.langgraph.checkpointer.tables import items, upsert
+from ramify.runtime.langgraph.checkpointer.tables import STORE_TABLES, items, upsert
 from ramify.runtime.store.stored_texts import escaped, written
 
 _log = logging.getLogger(__name__)
@@ -115,6 +115,7 @@ class Store(DatabaseClient, BaseStore):
     """
 
     supports_ttl = True
+    _tables = STORE_TABLES
 
     def __init__(
         self,

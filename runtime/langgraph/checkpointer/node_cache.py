@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, or_, select
 
 from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed, StrictSerializer
-from ramify.runtime.langgraph.checkpointer.tables import cached, replacing
+from ramify.runtime.langgraph.checkpointer.tables import CACHE_TABLES, cached, replacing
 
 _AT_ONCE = 200
 _SWEEP_S = 60.0  # how often expired entries are deleted, at a `set`
@@ -26,6 +26,8 @@ class Cache(DatabaseClient, BaseCache[ValueT]):
     `allow` and `serde` are as for `Saver`. The key is a node's input alone. A graph over worlds does not use it so
     where files matter (see `ramify.compile`).
     """
+
+    _tables = CACHE_TABLES
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
 from ramify.runtime.langgraph.checkpointer.group_commit import GroupCommitter, WriteMode
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed, StrictSerializer
 from ramify.runtime.langgraph.checkpointer.statements import statements_for
+from ramify.runtime.langgraph.checkpointer.tables import SAVER_TABLES
 from ramify.runtime.langgraph.checkpointer.values import Serialised
 from ramify.runtime.langgraph.errors import note_channel
 from ramify.runtime.store import RunStore
@@ -98,6 +99,8 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
 
     Raises `ValueError` for an invalid address, and SQLAlchemy's errors if the database cannot be used.
     """
+
+    _tables = SAVER_TABLES
 
     def __init__(
         self,

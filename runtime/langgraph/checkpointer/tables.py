@@ -3,6 +3,8 @@ database."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -111,16 +113,22 @@ cached = Table(
 )
 
 
+SAVER_TABLES = (meta, deletion_epoch_table, threads, values, checkpoints, writes)
+STORE_TABLES = (meta, items)
+CACHE_TABLES = (meta, cached)
+"""What each of the three needs. An empty table takes two pages, so none is made before somebody uses it."""
+
+
 class SaverVersionError(RuntimeError):
     """The tables were made by another version of Ramify."""
 
 
-def make(connection: Connection) -> None:
-    """Make missing tables. Raises `SaverVersionError` if the tables are of another version."""
+def make(connection: Connection, needed: Sequence[Table]) -> None:
+    """Make those of the needed tables that are missing. Raises `SaverVersionError` if the tables are of another version."""
     # if two processes made the same table at once, one of them would fail
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('ramify saver'))")
-    metadata.create_all(connection)
+    metadata.create_all(connection, tables=needed)
     found = connection.execute(select(meta.c.version)).scalar()
     if found is None:
         connection.execute(meta.insert().values(version=VERSION))
@@ -129,6 +137,8 @@ def make(connection: Connection) -> None:
             f"the saver's tables have version {found}, this Ramify writes {VERSION}: use the Ramify that made "
             "them, or another database"
         )
+    if deletion_epoch_table not in needed:
+        return
     if connection.execute(select(deletion_epoch_table.c.number)).first() is None:
         connection.execute(deletion_epoch_table.insert().values(number=0))
 

@@ -243,15 +243,12 @@ class NodeExecution:
     def ended_clean(self, value: Any) -> bool:
         """Tell whether the node returned without having used its world, a model or a task; then nothing else has to
         be done."""
-        return self._is_clean() and not self._has_calls() and self.attempt.end_clean(value)
+        return self.has_begun and not self._has_calls() and self.attempt.end_clean(value)
 
     def failed_clean(self, error: BaseException) -> bool:
         if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
             return False
-        return self._is_clean() and not self._has_calls() and self.attempt.fail_clean(error)
-
-    def _is_clean(self) -> bool:
-        return self.has_begun and not self.attempt.stands
+        return self.has_begun and not self._has_calls() and self.attempt.fail_clean(error)
 
     def _has_calls(self) -> bool:
         """Tell whether the node called tasks, which may still run."""
@@ -265,7 +262,7 @@ class NodeExecution:
             except BaseException as error:
                 await self.raised(error)
                 raise
-        if self._is_clean() and self.attempt.end_clean(value):  # the tasks did not use the world either
+        if self.has_begun and self.attempt.end_clean(value):  # the tasks did not use the world either
             return None
         env = await self._done(value, self._packed(value))
         if self._cached is not None:

@@ -27,12 +27,14 @@ from ramify.runtime.langgraph.compat import (
     CONFIG_KEY_SEND,
     CONFIG_KEY_TASK_ID,
     CONFIG_KEY_THREAD_ID,
+    MISSING,
     PregelLoop,
     Saving,
     checkpoint_being_saved,
     task_path_str,
 )
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
+from ramify.runtime.langgraph.thread.channels import WorldChannel
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Invocation
 from ramify.runtime.langgraph.thread.supersteps import REPLAY, Task
@@ -83,11 +85,16 @@ class Reading:
         checkpoint. None on an event loop, where `until_saved` was awaited."""
         return self.saving if isinstance(self.saving, concurrent.futures.Future) else None
 
+    @property
+    def is_being_saved(self) -> bool:
+        """Whether `until_saved` would wait."""
+        return self.saving is not None and isinstance(self.saving, asyncio.Future) and not self.saving.done()
+
     async def until_saved(self) -> None:
         """Wait on the caller's loop before the node's code runs: that code may block the loop later, when it asks for
         its world."""
-        if isinstance(self.saving, asyncio.Future) and not self.saving.done():
-            await asyncio.shield(self.saving)
+        assert isinstance(self.saving, asyncio.Future), "only where it is being saved"
+        await asyncio.shield(self.saving)
 
 
 def is_run(config: RunnableConfig) -> bool:
@@ -109,13 +116,18 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     thread = str(conf.get(CONFIG_KEY_THREAD_ID) or "")
     task_id = conf[CONFIG_KEY_TASK_ID]
     parent_ns = loop_ns.rpartition("|")[0]
-    order = _order(invocation, loop)
+    checkpoint = loop.checkpoint["id"]
+    known, order = invocation.order
+    if known != checkpoint:
+        order = _order(loop)
+        invocation.order = checkpoint, order
+    replay = _replay(invocation, loop) if loop.is_replaying else ""
     runtime = conf.get(CONFIG_KEY_RUNTIME)
     info = getattr(runtime, "execution_info", None)
     task = Task(
         node=node,
-        key=key_of(conf, invocation, loop),
-        superstep=f"{thread}|{parent_ns}|{loop.checkpoint['id']}{_replay(invocation, loop)}",
+        key=_key(conf, invocation, replay),
+        superstep=f"{thread}|{parent_ns}|{checkpoint}{replay}",
         index=order.get(task_id, len(order)),
         width=len(order),
         attempt=getattr(info, "node_attempt", 1),
@@ -135,11 +147,15 @@ def alone(node: str) -> Reading:
 
 def key_of(conf: dict[str, Any], invocation: Invocation, loop: PregelLoop) -> str:
     """Return the journal key of a task from the task's own config."""
+    return _key(conf, invocation, _replay(invocation, loop))
+
+
+def _key(conf: dict[str, Any], invocation: Invocation, replay: str) -> str:
     key = f"{conf.get(CONFIG_KEY_THREAD_ID) or ''}|{conf.get(CONFIG_KEY_CHECKPOINT_NS, '')}"
     run = invocation.instead if invocation.within is None else invocation.within.run
     if run is not None and key in run.recorded_keys:
         return run.recorded_keys[key]
-    return f"{key}{_replay(invocation, loop)}"
+    return f"{key}{replay}"
 
 
 def _replay(invocation: Invocation, loop: PregelLoop) -> str:
@@ -160,22 +176,19 @@ def _has_forked(loop: PregelLoop) -> bool:
     return named is not None and named != loop.checkpoint["id"]
 
 
-def _order(invocation: Invocation, loop: PregelLoop) -> dict[str, int]:
-    """Return the position of each task of the superstep in the order in which writes are applied. Cached, since every
-    task asks."""
-    checkpoint = loop.checkpoint["id"]
-    known, order = invocation.order
-    if known != checkpoint:
-        tasks = list(loop.tasks)
-        if len(tasks) > 1:
-            tasks.sort(key=lambda id: task_path_str(loop.tasks[id].path))
-        order = {id: number for number, id in enumerate(tasks)}
-        invocation.order = checkpoint, order
-    return order
+def _order(loop: PregelLoop) -> dict[str, int]:
+    """Return the position of each task of the superstep in the order in which writes are applied. `read` keeps it,
+    since every task asks."""
+    tasks = list(loop.tasks)
+    if len(tasks) > 1:
+        tasks.sort(key=lambda id: task_path_str(loop.tasks[id].path))
+    return {id: number for number, id in enumerate(tasks)}
 
 
 def env_of(loop: PregelLoop) -> StoredPosition | None:
     channel = loop.channels.get(ENV)
+    if type(channel) is WorldChannel:  # every task asks: without two calls
+        return None if channel.value is MISSING else channel.value
     return channel.get() if channel is not None and channel.is_available() else None
 
 

@@ -62,8 +62,10 @@ class Code:
                 for number, step in enumerate(rest, 2):
                     chunks = step.transform(chunks, _numbered(config, number))
                 return _joined(list(chunks))
-            for number, step in enumerate(self._steps, 1):
-                value = step.invoke(value, _numbered(config, number), **(extra if number == 1 else {}))
+            first, *rest = self._steps
+            value = first.invoke(value, config, **extra)
+            for number, step in enumerate(rest, 2):
+                value = step.invoke(value, _numbered(config, number))
         return value
 
     async def arun(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
@@ -71,8 +73,10 @@ class Code:
         with _ambient(config):
             if streamed:
                 return await self._astreamed(value, config, extra)
-            for number, step in enumerate(self._steps, 1):
-                value = await step.ainvoke(value, _numbered(config, number), **(extra if number == 1 else {}))
+            first, *rest = self._steps
+            value = await first.ainvoke(value, config, **extra)
+            for number, step in enumerate(rest, 2):
+                value = await step.ainvoke(value, _numbered(config, number))
         return value
 
     async def _astreamed(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
@@ -113,7 +117,7 @@ def _joined(chunks: list[Any]) -> Any:
 def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
     """Return the first step's config with the number of another step."""
     manager = config.get("callbacks")
-    if number == 1 or not isinstance(manager, BaseCallbackManager):
+    if not isinstance(manager, BaseCallbackManager):
         return config
     mine = manager.copy()
     mine.remove_tags(["seq:step:1"])
@@ -229,7 +233,9 @@ class WorldNode(Runnable[Any, Any]):
                 if not running.failed_clean(error):
                     self._leave(reading, wait(running.raised(error)))
                 raise
-            env = None if running.ended_clean(value) else wait(running.done(value))
+            if running.ended_clean(value):
+                return value
+            env = wait(running.done(value))
         self._leave(reading, env)
         return value
 
@@ -256,7 +262,8 @@ class WorldNode(Runnable[Any, Any]):
         self, reading: Reading, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool
     ) -> Any:
         cross = self.session.portal.cross
-        await reading.until_saved()
+        if reading.is_being_saved:
+            await reading.until_saved()
         running = NodeExecution(self.session, self, reading, input)
         if not running.has_begun:
             await reading.while_alive(cross(running.begin()))
@@ -271,7 +278,9 @@ class WorldNode(Runnable[Any, Any]):
                 if not running.failed_clean(error):
                     self._leave(reading, await cross(running.raised(error)))
                 raise
-            env = None if running.ended_clean(value) else await cross(running.done(value))
+            if running.ended_clean(value):
+                return value
+            env = await cross(running.done(value))
         self._leave(reading, env)
         return value
 
@@ -300,15 +309,17 @@ class WorldWrite(ChannelWrite):
         super().__init__(first.writes, tags=first.tags and list(first.tags))
 
     def _write(self, input: Any, config: RunnableConfig) -> Any:
-        sent: Writes = []
-        super()._write(input, _collecting(config, sent))
-        _send(config, sent)
+        env, sent = _unsent(config), list[tuple[str, Any]]()
+        super()._write(input, config if env is None else _collecting(config, sent))
+        if env is not None:
+            _send(config, env, sent)
         return input
 
     async def _awrite(self, input: Any, config: RunnableConfig) -> Any:
-        sent: Writes = []
-        await super()._awrite(input, _collecting(config, sent))
-        _send(config, sent)
+        env, sent = _unsent(config), list[tuple[str, Any]]()
+        await super()._awrite(input, config if env is None else _collecting(config, sent))
+        if env is not None:
+            _send(config, env, sent)
         return input
 
 
@@ -351,24 +362,22 @@ def _keep(reading: Reading, env: StoredPosition | None) -> None:
 
 
 def _collecting(config: RunnableConfig, sent: Writes) -> RunnableConfig:
-    """Return the config for a node's own write, which `_send` passes on, if there is a position to write."""
-    return config if _unsent(config) is None else patch_configurable(config, {CONFIG_KEY_SEND: sent.extend})
+    """Return the config for a node's own write, which `_send` passes on."""
+    return patch_configurable(config, {CONFIG_KEY_SEND: sent.extend})
 
 
-def _send(config: RunnableConfig, sent: Writes) -> None:
-    env = _unsent(config)
-    if env is not None:
-        conf = config[CONF]
-        conf[CONFIG_KEY_SEND]([(ENV, env), *sent])
-        del conf[INVOCATION].unsent[conf[CONFIG_KEY_TASK_ID]]
+def _send(config: RunnableConfig, env: StoredPosition, sent: Writes) -> None:
+    conf = config[CONF]
+    conf[CONFIG_KEY_SEND]([(ENV, env), *sent])
+    del conf[INVOCATION].unsent[conf[CONFIG_KEY_TASK_ID]]
 
 
 def _unsent(config: RunnableConfig) -> StoredPosition | None:
     """Return what `_keep` kept for the running task."""
-    if not is_run(config):
+    conf = config.get(CONF, {})
+    if INVOCATION not in conf or not (unsent := conf[INVOCATION].unsent):
         return None
-    conf = config[CONF]
-    return conf[INVOCATION].unsent.get(conf[CONFIG_KEY_TASK_ID])  # type: ignore[no-any-return]
+    return unsent.get(conf[CONFIG_KEY_TASK_ID])  # type: ignore[no-any-return]
 
 
 def user_function(bound: Runnable[Any, Any]) -> Callable[..., Any] | None:

@@ -60,7 +60,7 @@ class Attempt:
         self._at = at
         self._saved = saved
         self._standing: StandingAttempt | None = None
-        self._lock = asyncio.Lock()  # held while it begins to stand
+        self._lock: asyncio.Lock | None = None  # held while it begins to stand; most attempts never do
         self._over = False
 
     @property
@@ -81,7 +81,7 @@ class Attempt:
     async def stand(self) -> StandingAttempt:
         """Find the position and lock the branch, unless that was done. Raises `NodesConflict`, `WorldLost`, and
         `NotInARun` if the node is over."""
-        async with self._lock:
+        async with self._beginning():
             if self._standing is None:
                 self._refuse_when_over()
                 if self._saved is not None:
@@ -98,6 +98,12 @@ class Attempt:
                     branch.lock.release()
                     raise
             return self._standing
+
+    def _beginning(self) -> asyncio.Lock:
+        """Return the lock, on the portal's loop."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
 
     async def begin(self) -> tuple[Any, StoredPosition | None] | None:
         """Stand. If the journal has the result, return (result, channel write): then the attempt is over."""
@@ -123,7 +129,7 @@ class Attempt:
     @property
     def stands(self) -> bool:
         """Whether it stands, or is about to."""
-        return self._standing is not None or self._lock.locked()
+        return self._standing is not None or (self._lock is not None and self._lock.locked())
 
     def end_clean(self, value: Any) -> bool:
         """End an attempt that never stood; return False if it does stand. Its row is written later together with
@@ -214,7 +220,7 @@ class Attempt:
 
     async def dropped(self) -> None:
         """Discard what an interrupted or cancelled attempt did to its world."""
-        async with self._lock:
+        async with self._beginning():
             self._over = True
         if self._standing is not None:
             await self._standing.drop()

@@ -77,6 +77,7 @@ class GraphRun:
         self.clock = services.clock
         self.costs = CostModel()
         self._runs = {op.step: op for op in reversed(plan.ops) if op.kind in STEPS}
+        self._planned: dict[tuple[str, bool], tuple[PlanOp, str]] = {}  # what `planned` returned, by node and `inner`
         ops = {op.kind: op for op in plan.ops}
         self._fork_op = ops.get(OpKind.FORK, plan.catch_all)
         self._merge_op = ops.get(OpKind.MERGE, plan.catch_all)
@@ -155,9 +156,15 @@ class GraphRun:
             self.journal.close()
             self.services.emit(RunEnded(self.record, status))
 
-    def task_op(self, task: Task) -> PlanOp:
-        """Return the plan's operation for a node, or its catch-all for what a node's code runs."""
-        return self.plan.catch_all if task.inner else self._runs.get(task.node, self.plan.catch_all)
+    def planned(self, task: Task) -> tuple[PlanOp, str]:
+        """Return the plan's operation for a node, or its catch-all for what a node's code runs; and the digest of the
+        node's code, "" if the plan does not have the node."""
+        found = self._planned.get((task.node, task.inner))
+        if found is None:
+            step = None if task.inner else self.plan.step(task.node)
+            op = self.plan.catch_all if task.inner else self._runs.get(task.node, self.plan.catch_all)
+            found = self._planned[task.node, task.inner] = op, "" if step is None else step.code_digest
+        return found
 
     def seal_op(self, op: PlanOp) -> PlanOp | None:
         if op.kind is OpKind.BREAK:

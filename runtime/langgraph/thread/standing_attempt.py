@@ -52,9 +52,7 @@ class AttemptContext:
     def of(
         cls, portal: Portal, run: GraphRun, task: Task, calls: LLMCalls, held: StoredPosition | None
     ) -> AttemptContext:
-        planned = None if task.inner else run.plan.step(task.node)
-        code = planned.code_digest if planned is not None else ""
-        return cls(portal, run, task, calls, held, run.task_op(task), code, run.services.clock())
+        return cls(portal, run, task, calls, held, *run.planned(task), run.clock())
 
     @property
     def key(self) -> str:
@@ -72,14 +70,11 @@ class AttemptContext:
         follows = self.run.with_checkpoints and self.task.durable and not self.task.inner
         return Durable.NEXT_STEP if follows else Durable.NOW
 
-    def row(self, path: BranchPath, **changes: object) -> OpRecord:
-        return self.run.row(
-            OpKind.RUN,
-            self.op,
-            self.task.key,
-            path,
-            **{"step": self.task.node, "args_digest": self.code, "started_at": self.begun, **changes},
-        )
+    def row(self, path: BranchPath, *, status: OpStatus = OpStatus.DONE, **changes: Any) -> OpRecord:
+        """Return the row of the node, which ends now."""
+        run, task, now = self.run.record.id, self.task, self.run.clock()
+        place = (run, 0, task.key, self.op.id, OpKind.RUN, path, status, task.node, self.code)
+        return OpRecord(*place, started_at=self.begun, ended_at=now, **changes)
 
     def where(self, branch: str, snapshot: str) -> str:
         return f"raised in node {self.task.node!r} on branch {branch}, on the world of snapshot {snapshot[:12]}"

@@ -22,7 +22,7 @@ from ramify.runtime.langgraph.checkpointer.database import opened
 from ramify.runtime.langgraph.checkpointer.maintenance import thread_id
 from ramify.runtime.langgraph.checkpointer.serializers import PLAIN_SERIALIZER
 from ramify.runtime.langgraph.checkpointer.statements import statements_for
-from ramify.runtime.langgraph.checkpointer.tables import checkpoints, values, writes
+from ramify.runtime.langgraph.checkpointer.tables import SAVER_TABLES, checkpoints, values, writes
 from ramify.runtime.langgraph.checkpointer.values import (
     Serialised,
     ThreadId,
@@ -53,7 +53,7 @@ def fork_thread(address: str | Path, record: RunRecord, at: CheckpointRecord, fo
     """
     assert record.thread_id is not None, "only for a thread"
     target = new_thread(record.thread_id, record, fork.run.id)
-    engine = opened(address)
+    engine = opened(address, SAVER_TABLES)
     try:
         with engine.execution_options(write=True).begin() as connection:
             saved = standing(connection, record, at, fork.journal)
