@@ -8,8 +8,8 @@ same eligibility are one `Atom` with a rate.
 - `ScarcityPriced` is ours: one price a job, the devices that it still needs times how many others could use them.
   Venn keeps scarce devices for those who can use nothing else by moving sets of devices between groups. A price does
   it with one sort: left · (|S_j| / |S|)^2, lowest first. Over the workloads of Venn's evaluation it is as good as
-  algorithm 3 with the same knowledge (docs/how-to/match-jobs.md), so it is kept instead. It uses what Venn does not: how
-  many devices a job's further rounds need, which a run's plan and journal say.
+  algorithm 3 with the same knowledge (docs/how-to/match-jobs.md), so it is kept instead. It uses what Venn does not:
+  how many devices a job's further rounds need, which a run's plan and journal say.
 - `Venn` is faithful: which group of jobs gets the devices that several groups can use (Liu et al., algorithm 3). Two
   errors of the printed algorithm are corrected after its text and lemma 3. Line 12 compares m'_j/|S'_j| with
   m'_k/|S'_k|, of what k holds *now*; it prints |S_k|. Line 13 moves S_j ∩ S'_k; it prints S_j ∩ S_k, which takes

@@ -192,7 +192,7 @@ async def test_a_zip_bomb_is_refused_while_it_unpacks(new_library: Any, store: A
     ("change", "why"),
     [
         ({"layers": None}, "no list 'layers'"),
-        ({"layers": [{"digest": "md5:1", "size": 1}]}, "no sha256 digest"),
+        ({"layers": [{"digest": "md5:1", "size": 1}]}, "not a sha256 digest"),
         ({"layers": [{"digest": sha(b""), "size": -1}]}, "no size"),
         ({"layers": []}, "0 layers"),
         ({"schemaVersion": 1}, "schema 1"),

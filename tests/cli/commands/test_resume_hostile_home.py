@@ -261,7 +261,7 @@ def test_resuming_a_damaged_thread_is_refused(thread: Program, ramify: Any, mark
     thread.change("app", "app")  # another process reads it anew
     said = ramify("resume", ran, "--app", thread.target, "--quiet")
     assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (1, False, False)
-    assert "no data class of a module that this program has loaded" in said.err
+    assert "not a data class of a module that this program has loaded" in said.err
 
 
 # Going on runs code
