@@ -277,8 +277,8 @@ def changes(before: View, after: View) -> list[Change]:
 def changes_over_host(before: View, after: View) -> list[Change]:
     """Return the changes between two views over the host's own folders, sorted by path.
 
-    What the host has below is unknown: a file that a world wrote there for the first time is added, also in place of
-    one of the host's. Folders are not told, because one that merely leads to a change looks like a new one.
+    What the host has below is unknown: a file that a world wrote there for the first time is added, even in place of
+    one of the host's. Folders are left out, because one that merely leads to a change looks like a new one.
     """
     found = []
     for path in differing(before, after):
