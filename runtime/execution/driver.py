@@ -76,14 +76,12 @@ async def drive(
     record: RunRecord,
     function: Callable[..., Any],
     *,
-    skipped: tuple[Skipped, ...] = (),
     new_deadline_s: float | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
     adopt: Adopt | None = None,
 ) -> Any:
     """Run the workflow from the end of its journal to its end, and return its result.
 
-    skipped: workspace files that the first snapshot does not hold, for observers.
     new_deadline_s: a new deadline, in seconds from now.
     code: digests of steps that changed since the plan was made; their recorded results are not reused.
     adopt: makes the plan of changed code, which replaces the run's plan.
@@ -108,7 +106,7 @@ async def drive(
         plan = _with_code(Plan.from_json(record.plan_json), code)
         recovery = _recovery_of(services, record)
         base = await recovery.get(record.base_snapshot, first.content_key)
-        return await _go_on(services, record, plan, function, recorded, recovery, base, skipped)
+        return await _go_on(services, record, plan, function, recorded, recovery, base, ())
 
 
 async def start(

@@ -28,7 +28,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
-from ramify.compiler.plan import Effect, OpKind
+from ramify.compiler.plan import HARMLESS, OpKind
 from ramify.fork_engine.gc_pins import Pins, WorldPins
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.execution.model_calls import LLMCalls
@@ -61,7 +61,6 @@ _KEY = re.compile(
     re.DOTALL,
 )
 _FORK_KEY = re.compile(r"\|a\d+\|LEND\|(\d+)$")
-_MAY_BE = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
 
 
 class RerunFinished(BaseException):
@@ -330,10 +329,10 @@ class ScratchRun(GraphRun):
 
     def _may_be(self, node: WorldNode, task: Task) -> bool:
         planned = None if task.inner else self.plan.step(task.node)
-        if planned is not None and planned.effect in _MAY_BE:
+        if planned is not None and planned.effect in HARMLESS:
             return True
         is_graph = isinstance(node.bound, Pregel)  # each node of the graph is checked by itself
-        return is_graph or node.starts or node.declared in _MAY_BE or node.parameter is not None
+        return is_graph or node.starts or node.declared in HARMLESS or node.parameter is not None
 
 
 async def _again_run(
