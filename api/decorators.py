@@ -297,9 +297,8 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
         from ramify.session import Runtime
 
         apart = run_loop_of_thread() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
-        ambient = (
-            Runtime.ambient() if running_loop() is None else None
-        )  # on a running loop, the stream is read by that loop
+        # on a running loop, the stream is read by that loop
+        ambient = Runtime.ambient() if running_loop() is None else None
         return Stream(self._items(args, kwargs, apart, ambient), BlockingStream)
 
     async def _items(

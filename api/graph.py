@@ -27,7 +27,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, SnapshotId
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.events import Observer
-from ramify.runtime.execution.driver import Services
+from ramify.runtime.execution.new_runs import Services
 from ramify.runtime.langgraph.app.time_travel import saved_at, with_env
 from ramify.runtime.langgraph.app.world_app import WorldApp, WorldGraph, copied, env_at, instrument
 from ramify.runtime.langgraph.checkpointer import Cache, Saver, Store
@@ -122,9 +122,8 @@ def compile(
         from ramify.runtime.estimates.recorded_runs import RecordedEstimates
 
         title = name or (compiled.name if START in compiled.nodes else next(iter(compiled.nodes)))
-        file = sys._getframe(1).f_globals.get(
-            "__file__"
-        )  # the module of the caller, where `ramify resume` finds the app again
+        # the module of the caller, where `ramify resume` finds the app again
+        file = sys._getframe(1).f_globals.get("__file__")
         ref = title if file is None else f"{Path(file).resolve()}:{title}"
         seen = RecordedEstimates(()).on(workspace)
         plan = compile_graph(compiled, name=title, ref=ref, deadline_s=limit, estimates=seen).plan

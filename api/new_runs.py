@@ -23,8 +23,7 @@ from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound
 from ramify.runtime.estimates.recorded_runs import RecentRuns, learned
-from ramify.runtime.execution import driver
-from ramify.runtime.execution.driver import Launch
+from ramify.runtime.execution.new_runs import Launch, new_run_id
 from ramify.runtime.journal.forked_runs import FORKED, ForkedRun, ThreadCopy, fork_run, merge_base
 from ramify.runtime.records import CheckpointId, CheckpointRecord, RunRecord
 from ramify.runtime.store import RunStore
@@ -99,7 +98,7 @@ class RunForks:
             record = await self.store.run(at.run_id)
             edited = None if files is None else await asyncio.to_thread(self._edited, at.snapshot_id, files)
             lost = None if files is not None else await asyncio.to_thread(missing, self.snapshots, at.snapshot_id)
-            new = driver.new_run_id()
+            new = new_run_id()
             thread = self._thread_copy(record, at)
             fork = await fork_run(
                 self.store, record, at, new, clock=self.clock, edited=edited, for_real=for_real, thread=thread
@@ -124,7 +123,7 @@ class RunForks:
                 self.store,
                 record,
                 mine,
-                driver.new_run_id(),
+                new_run_id(),
                 clock=self.clock,
                 edited=merged,
                 theirs=other,

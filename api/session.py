@@ -37,6 +37,8 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.recorded_runs import RecentRuns
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
+from ramify.runtime.execution.new_runs import Launch, Services
+from ramify.runtime.execution.new_runs import create as create_run
 from ramify.runtime.execution.placed_steps import Places
 from ramify.runtime.records import (
     CheckpointId,
@@ -255,7 +257,7 @@ class Runtime(RecordedRuns):
         """Store a new run with its workspace, and do not start it: `resume`, in any process, runs it. Returns its
         row."""
         launch, _ = await self._launch(workflow, args, kwargs, workspace, deadline, plan)
-        record, skipped = await driver.create(self._services(self._chosen.new), launch)
+        record, skipped = await create_run(self._services(self._chosen.new), launch)
         self._created(record.id)
         for one in skipped:
             self._emit(Noticed(record.id, f"left out of the snapshot: {one.path} ({one.reason})"))
@@ -269,7 +271,7 @@ class Runtime(RecordedRuns):
         workspace: str | Path | None,
         deadline: Duration | None,
         plan: Plan | None,
-    ) -> tuple[driver.Launch, dict[str, str]]:
+    ) -> tuple[Launch, dict[str, str]]:
         self._check_here()
         return await launch_of(
             self.store, self._recent, workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan
@@ -393,18 +395,18 @@ class Runtime(RecordedRuns):
         """The name of the sandbox backend with which `resume` would continue a run."""
         return self._chosen.to_resume(record.settings).sandbox
 
-    def services(self) -> driver.Services:
+    def services(self) -> Services:
         """What a run is made of, for a front end that starts its own runs. Valid while the runtime is open."""
         return self._services(self._chosen.new)
 
-    def _services(self, settings: Settings) -> driver.Services:
+    def _services(self, settings: Settings) -> Services:
         async def backend() -> Backend:
             return await self._resources.backend(settings.sandbox, self.snapshots)
 
         async def llm() -> LLMClient:
             return await self._resources.llm(settings)
 
-        return driver.Services(
+        return Services(
             store=self.store,
             snapshots=self.snapshots,
             backend=backend,

@@ -123,7 +123,7 @@ class WarmWorlds:
         self._asked.set()
 
     async def _end(self, keeping: asyncio.Task[None]) -> None:
-        """Close the worlds that wait, also if some cannot be closed. Raises what the first of these raised."""
+        """Close the worlds that wait, even if some cannot be closed. Raises what the first of these raised."""
         await asyncio.wait({keeping})
         closing = [world.close() for world in self._waiting]
         self._waiting.clear()

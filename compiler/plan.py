@@ -46,6 +46,10 @@ class Effect(StrEnum):
     UNKNOWN = "unknown"  # not annotated: runs as written, never ahead of time, never reused
 
 
+HARMLESS = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
+"""Effects of steps that change only their world, so that they may safely run again."""
+
+
 class OpKind(StrEnum):
     """The operations of the System State Graph.
 

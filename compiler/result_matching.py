@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ramify.compiler.plan import CHANGED, Effect, OpId, OpKind, Plan, PlanOp
+from ramify.compiler.plan import CHANGED, HARMLESS, Effect, OpId, OpKind, Plan, PlanOp
 from ramify.compiler.plan_matching import certain_pairs, is_behind_change, origin_of, placed_operations
-
-HARMLESS = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
-"""Effects of steps that may safely run again if it is not certain whether they ran: they change only their world."""
 
 
 @dataclass(frozen=True, slots=True)

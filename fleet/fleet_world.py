@@ -8,7 +8,6 @@ it stays there. If the node dies, the command that was under way begins again el
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -26,6 +25,7 @@ from ramify.fleet.ray_cluster import HostDied, RayHost
 from ramify.fleet.types import Needs, NodeId, WorldMoved
 from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder, WorldSetup
 from ramify.fleet.world_operations import Command, Operation, Read, Seal, Write, as_words
+from ramify.fork_engine.store_folder import ID
 from ramify.fork_engine.types import ProcessTier, Snapshot, SnapshotId, Written
 from ramify.images.catalogue import Image
 from ramify.runtime.worlds.recovery import missing
@@ -33,11 +33,11 @@ from ramify.sandboxes.contract import Limits, RunResult
 from ramify.session import Runtime
 from ramify.worlds.commands import checked
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, WorldHome, world_spec
-from ramify.worlds.world import MOST_READ
+from ramify.worlds.home import WorldHome
+from ramify.worlds.world_files import MOST_READ
+from ramify.worlds.world_spec import DEFAULT_MOUNT, IMAGE_MOUNT, world_spec
 
 _STOP_S = 30.0
-_WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 
 
 class FleetWorld:
@@ -302,7 +302,7 @@ async def _beginning(
         try:
             found: Snapshot | None = await asyncio.to_thread(home.resolve, snapshot)
         except WorldNotFound:
-            if over is not None or not _WHOLE_ID.fullmatch(snapshot):
+            if over is not None or not ID.fullmatch(snapshot):
                 raise
             found = None
         yield found

@@ -195,7 +195,7 @@ def _reach(address: str) -> None:
 
 def _check_head(ray: Any) -> None:
     """Raises `ClusterUnreachable` if the head is away. A call that waits for the head would have Ray end this process
-    after a while, also if it has left the cluster by then."""
+    after a while, even if it has left the cluster by then."""
     host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()

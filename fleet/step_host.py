@@ -38,7 +38,7 @@ from ramify.runtime.user_code.call_slo import said_before
 from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.worlds.recovery import Recovery, stand_in
-from ramify.runtime.worlds.world_pool import Branch, WorldPool, world_spec
+from ramify.runtime.worlds.world_pool import Branch, WorldPool, spec_of_run
 from ramify.sandboxes.contract import World
 from ramify.serving.client import LLMClient
 from ramify.session import Runtime
@@ -283,7 +283,7 @@ class StepHost:
         )
         recovery = _Fetching(record.id, services.snapshots, Pins(services.locks), lambda event: None)
         recovery.bucket = self._bucket
-        worlds = WorldPool(services.backend, world_spec(record))
+        worlds = WorldPool(services.backend, spec_of_run(record))
         worlds.recovery = recovery
         calls = CallsOfSteps(record, plan, journal, _no_model, services.clock)
         run = Run(

@@ -39,12 +39,12 @@ def close_in_children(descriptor: int) -> None:
         _register(descriptor)
 
 
-def open_lock(path: str | Path, flags: int, mode: int = 0o600) -> int:
+def open_lock(path: str | Path, flags: int) -> int:
     """Open a file that will be locked, as `os.open` does. Forked children do not keep the lock. Close it with
     `close_lock`."""
     _hook()
     with _lock:
-        descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         _register(descriptor)
     return descriptor
 

@@ -29,7 +29,10 @@ from ramify import paths
 from ramify.fork_engine.close_on_fork import close_in_children, close_lock, open_lock
 from ramify.fork_engine.types import SnapshotId
 
-PREFIX = "owner."
+_PREFIX = "owner."  # of the files
+_OURS = re.compile(rf"{re.escape(_PREFIX)}.*|[0-9a-f]{{64}}\..*")  # the second: of earlier versions
+_PINNED, _TURNSTILE, _KEPT = "pinned", "collecting", "kept"  # two locks, and the folder of the files
+_PAUSE_S = 0.01
 _FEWEST = 1024  # records before a file is written again without those that cancel each other
 
 _files: weakref.WeakSet[PinFile] = weakref.WeakSet()
@@ -127,7 +130,7 @@ class PinFile:
     def _locked(self) -> tuple[int, str]:
         paths.make_private(self._folder)
         while True:
-            fd, name = tempfile.mkstemp(prefix=PREFIX, dir=self._folder)
+            fd, name = tempfile.mkstemp(prefix=_PREFIX, dir=self._folder)
             try:
                 close_in_children(fd)
                 fcntl.flock(fd, fcntl.LOCK_SH)
@@ -144,8 +147,8 @@ class PinFile:
         close_lock(opened[0])
 
 
-def pinned(raw: bytes) -> set[SnapshotId]:
-    """The snapshots that the content of such a file keeps."""
+def snapshots_named_in(raw: bytes) -> set[SnapshotId]:
+    """Return the snapshots that the content of such a file keeps."""
     found: dict[SnapshotId, None] = {}
     for record in raw.decode("ascii", "replace").split("\n"):
         id = SnapshotId(record[1:])
@@ -166,11 +169,6 @@ def _hook() -> None:
 def _in_child() -> None:
     for file in list(_files):
         file._begin()
-
-
-_PINNED, _TURNSTILE, _KEPT = "pinned", "collecting", "kept"
-_PAUSE_S = 0.01
-_OURS = re.compile(rf"{re.escape(PREFIX)}.*|[0-9a-f]{{64}}\..*")  # the second: of earlier versions
 
 
 class Pins:
@@ -233,7 +231,7 @@ class Pins:
         return found
 
     def _read_kept(self, found: set[SnapshotId]) -> bool:
-        """Add what the files name. Whether they were all there: a process that writes its file again may have put the
+        """Add what the files name. Return whether none vanished: a process that replaces its file may have put the
         new one where it was not seen."""
         whole, folder = True, self._folder / _KEPT
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -248,25 +246,25 @@ class Pins:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
             except BlockingIOError:
-                if path.name.startswith(PREFIX):
+                if path.name.startswith(_PREFIX):
                     with os.fdopen(os.dup(fd), "rb") as file:
-                        found |= pinned(file.read())
+                        found |= snapshots_named_in(file.read())
                 else:  # of a process with an earlier version, which has a file for each pin
                     found.add(SnapshotId(path.name.partition(".")[0]))
             finally:
                 close_lock(fd)
         return whole
 
-    def ground(self) -> Ground:
+    def of_world(self) -> WorldPins:
         """Return the pins of one live world."""
-        return Ground(self._file)
+        return WorldPins(self._file)
 
     def _open(self, name: str) -> int:
         paths.make_private(self._folder)
         return open_lock(self._folder / name, os.O_RDWR | os.O_CREAT)
 
 
-class Ground:
+class WorldPins:
     """The pins of a live world, until `close`: one on its last sealed state, which may have no row, and one on each
     state that it may be asked for again."""
 
@@ -285,8 +283,8 @@ class Ground:
             self._file.drop(self._last)
         self._last = id
 
-    def gave(self, id: SnapshotId) -> None:
-        """The world gave this state out, or comes from it: keep it, whatever the world does next."""
+    def keep(self, id: SnapshotId) -> None:
+        """Keep a state that the world gave out, or comes from, whatever the world does next."""
         if not self._closed and id not in self._given:
             self._file.add(id)
             self._given.add(id)

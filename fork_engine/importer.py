@@ -50,6 +50,9 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 """Errors of opening a path that was replaced or removed a moment before."""
 
 Stamp = tuple[int, int, int, int, int]
+"""Of a file: its size, times, inode and device."""
+
+IMPLIED_MODE = 0o755  # of folders above a layer's files, unless the layers below say otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +317,6 @@ def _shared_files(folder: Path, images: Layers, like: LayerId) -> dict[str, Entr
 def _file_identity(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return (found.st_dev, found.st_ino)
-
-
-IMPLIED_MODE = 0o755
 
 
 @dataclass(frozen=True, slots=True)

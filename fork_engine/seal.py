@@ -30,10 +30,9 @@ from ramify.fork_engine.filesystem.write import place_copy
 from ramify.fork_engine.layers import LayerReader, Layers
 from ramify.fork_engine.manifest import Manifest, link_groups
 from ramify.fork_engine.store_folder import write_new
-from ramify.fork_engine.types import Entry, EntryKind, Snapshot
+from ramify.fork_engine.types import WHITEOUT, Entry, EntryKind, Snapshot
 from ramify.fork_engine.view import View, differing, layer_between
 
-_WHITEOUT = Entry(EntryKind.WHITEOUT)
 _OUTSIDE_ROOT = Entry(EntryKind.DIR, 0o755)
 
 
@@ -56,7 +55,7 @@ def read_upper(upper: Path, parent: View, known: Stamps | None = None) -> ReadUp
     scan = scan_upper(upper, known)
     for skipped in scan.skipped:
         if skipped.path in parent:  # a socket replaced a file, which must not reappear
-            scan.entries[skipped.path] = _WHITEOUT
+            scan.entries[skipped.path] = WHITEOUT
     manifest = Manifest(scan.entries, scan.root)
     stacked = parent.stacked(manifest)
     read = ReadUpper(upper, scan, manifest, stacked)
@@ -69,7 +68,7 @@ def read_outside(upper: Path, parent: View, known: Stamps | None = None) -> Read
     scan.root = _OUTSIDE_ROOT
     for skipped in scan.skipped:
         if skipped.path in parent:
-            scan.entries[skipped.path] = _WHITEOUT
+            scan.entries[skipped.path] = WHITEOUT
     needed: set[str] = set()
     for path, entry in scan.entries.items():
         if not _is_scaffold(path, entry, scan, parent):

@@ -23,6 +23,15 @@ from ramify.fork_engine.store_folder import ID, StoreFolder, flush_folder, make_
 from ramify.fork_engine.types import ContentKey, Entry, LayerId, Processes, ProcessTier, Snapshot, SnapshotId
 from ramify.fork_engine.view import View
 
+FORMAT = 2
+READ = (1, 2)  # formats of records that this version reads
+MERGES = 64
+"""How many later merges a record names. Each addition rewrites the record, and nothing is computed from them."""
+
+UNNAMED_GRACE_S = 3600.0
+"""Seconds for which a blob or process image that no snapshot names is kept: its snapshot may be about to be written.
+"""
+
 DEFAULT_VOLATILE: tuple[str, ...] = (
     "**/__pycache__",
     "**/*.pyc",
@@ -147,12 +156,6 @@ def _content(entry: Entry | None) -> tuple[object, ...] | None:
 
 def _lines(entries: Iterable[tuple[str, Entry | None]], volatile: VolatileGlobs) -> list[object]:
     return [(path, _content(entry)) for path, entry in entries if path not in volatile]
-
-
-FORMAT = 2
-READ = (1, 2)
-MERGES = 64
-"""How many later merges a record names. Each addition rewrites the record, and nothing is computed from them."""
 
 
 class Snapshots:
@@ -310,13 +313,6 @@ def _corrupt(id: SnapshotId) -> SnapshotCorrupt:
     )
 
 
-UNNAMED_GRACE_S = 3600.0
-"""Seconds for which a blob or process image that no snapshot names is kept: its snapshot may be about to be written.
-"""
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
 class Blobs:
     """The blobs in the store's `blobs/` folder: bytes named by their digest, such as the state of a shell."""
 
@@ -326,7 +322,7 @@ class Blobs:
         make_folder(self._folder)
 
     def __contains__(self, digest: str) -> bool:
-        return _DIGEST.fullmatch(digest) is not None and (self._folder / digest).exists()
+        return ID.fullmatch(digest) is not None and (self._folder / digest).exists()
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(path.name for path in self._folder.iterdir() if ID.fullmatch(path.name)))

@@ -51,6 +51,9 @@ class Entry:
         return (self.kind.value, self.mode, self.digest)
 
 
+WHITEOUT = Entry(EntryKind.WHITEOUT)  # has no other fields, so that all of them are equal
+
+
 class ProcessTier(StrEnum):
     """How much of a world's processes a snapshot kept. Always reported, never guessed."""
 

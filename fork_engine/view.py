@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ramify.fork_engine.filesystem.openat import parent_folders, split_path
 from ramify.fork_engine.filesystem.scan import OPAQUE, relink
 from ramify.fork_engine.manifest import Manifest, StackManifest
-from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind, LayerId
+from ramify.fork_engine.types import WHITEOUT, Change, ChangeKind, Entry, EntryKind, LayerId
 
 _MOST_LINKS = 40
 """One after the other, as the kernel follows."""
@@ -265,9 +265,6 @@ def _slice(paths: Sequence[str], folder: str) -> Sequence[str]:
     return paths[bisect.bisect_left(paths, folder + "/") : bisect.bisect_left(paths, folder + "0")]
 
 
-_WHITEOUT = Entry(EntryKind.WHITEOUT)
-
-
 def changes(before: View, after: View) -> list[Change]:
     """Return the changes from `before` to `after`, sorted by path. A change of times only is not one."""
     found = (change(path, before.get(path), after.get(path)) for path in differing(before, after))
@@ -277,8 +274,8 @@ def changes(before: View, after: View) -> list[Change]:
 def changes_over_host(before: View, after: View) -> list[Change]:
     """Return the changes between two views over the host's own folders, sorted by path.
 
-    What the host has below is unknown: a file that a world wrote there for the first time is added, also in place of
-    one of the host's. Folders are not told, because one that merely leads to a change looks like a new one.
+    What the host has below is unknown: a file that a world wrote there for the first time is added, even in place of
+    one of the host's. Folders are left out, because one that merely leads to a change looks like a new one.
     """
     found = []
     for path in differing(before, after):
@@ -325,7 +322,7 @@ def layer_between(before: View, after: Mapping[str, Entry], changed: Iterable[st
         if entry is not None:
             layer[path] = entry
         elif path in before and _is_folder(after, split_path(path)[0]):
-            layer[path] = _WHITEOUT
+            layer[path] = WHITEOUT
         else:
             continue  # removed together with its folder
         for folder in parent_folders(path):

@@ -50,11 +50,11 @@ class Login:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
-def login_for(registry: str, environment: Mapping[str, str] = os.environ) -> Login | None:
+def login_for(registry: str) -> Login | None:
     """The login that `docker login` or `podman login` stored for a registry, in `auths`. None if there is none;
     credential helpers are not asked."""
     names = _DOCKER_HUB if registry == DEFAULT_REGISTRY else (registry, f"https://{registry}", f"http://{registry}")
-    for path in _files(environment):
+    for path in _login_files():
         try:
             auths = json.loads(path.read_text()).get("auths")
         except (OSError, ValueError, AttributeError):
@@ -66,12 +66,12 @@ def login_for(registry: str, environment: Mapping[str, str] = os.environ) -> Log
     return None
 
 
-def _files(environment: Mapping[str, str]) -> Iterator[Path]:
-    home = Path(environment.get("HOME") or paths.of_user() or "/")
-    yield Path(environment.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
-    if runtime := environment.get("XDG_RUNTIME_DIR"):
+def _login_files() -> Iterator[Path]:
+    home = Path(os.environ.get("HOME") or paths.of_user() or "/")
+    yield Path(os.environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "containers/auth.json"
-    yield Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
+    yield Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
 
 
 def _decoded(auth: object) -> Login | None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ramify.integrations.world_access import FileAccessFailed, merged_text, read_file, with_merged_output, write_file
+from ramify.runtime.user_code.worker_threads import running_loop
 from ramify.sandboxes.errors import CommandRefused
 from ramify.worlds.blocking import SyncWorld
 from ramify.worlds.world import World
@@ -56,7 +57,7 @@ class WorldBackend(BaseSandbox):
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """As `execute`. Over a `World`, a command whose caller is cancelled is ended."""
-        if _running_loop() is self._loop:
+        if running_loop() is self._loop:
             return await self._execute(command, timeout)
         return await asyncio.to_thread(self.execute, command, timeout=timeout)
 
@@ -123,16 +124,9 @@ class WorldBackend(BaseSandbox):
         if self._blocking is not None:
             return self._blocking.call(call)
         assert self._loop is not None
-        if _running_loop() is self._loop:
+        if running_loop() is self._loop:
             raise RuntimeError(
                 "this call would wait for itself: it comes from the event loop of the world. Use the asynchronous "
                 "methods (`ainvoke`, `aexecute`), or make the backend over a `SyncWorld`"
             )
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

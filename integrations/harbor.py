@@ -12,13 +12,13 @@ import asyncio
 import codecs
 import copy
 import re
-from collections.abc import AsyncIterable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ramify.images.errors import BuildFailed, ImageNotFound
-from ramify.integrations.world_access import FileAccessFailed, NotStarted, as_os_error, download, read_file, upload
+from ramify.integrations.world_access import NotStarted, download, os_errors, read_file, upload, write_to_host
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.errors import CommandRefused
 from ramify.worlds.errors import NameTaken
@@ -222,21 +222,21 @@ class WorldEnvironment(BaseEnvironment):
         await self.world.set_egress(_egress(network_policy))
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        with _os_errors():
+        with os_errors():
             await upload(self.world, Path(source_path), target_path)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        with _os_errors():
+        with os_errors():
             await upload(self.world, Path(source_dir), target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        with _os_errors():
+        with os_errors():
             data = await read_file(self.world, source_path)
         target = Path(target_path)
-        await asyncio.to_thread(_write, target, data)
+        await asyncio.to_thread(write_to_host, target, data)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        with _os_errors():
+        with os_errors():
             await download(self.world, source_dir, Path(target_dir))
 
     # Beyond Harbor's interface
@@ -270,18 +270,5 @@ def _egress(policy: NetworkPolicy) -> list[str]:
     return [f"[{host}]:*" if ":" in host else f"{host}:*" for host in policy.allowed_hosts]
 
 
-def _write(target: Path, data: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(data)
-
-
 def _too_late(timeout: float | None) -> RuntimeError:
     return RuntimeError(f"Command timed out after {timeout} seconds")
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    try:
-        yield
-    except FileAccessFailed as error:
-        raise as_os_error(error) from error

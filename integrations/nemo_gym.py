@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Snapshot
 from ramify.images.errors import ImagesError
-from ramify.integrations.world_access import FileAccessFailed, as_os_error, read_file, upload
+from ramify.integrations.world_access import os_errors, read_file, upload, write_to_host
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.errors import CommandRefused, SandboxError, WorldDied
 from ramify.worlds.errors import WorldClosed, WorldError
@@ -133,13 +132,13 @@ class WorldProvider:
         return SandboxExecResult(result.stdout, result.stderr, result.exit_code)
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
-        with _os_errors():
+        with os_errors():
             await upload(_held(handle).world, Path(source_path), target_path)
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
-        with _os_errors():
+        with os_errors():
             data = await read_file(_held(handle).world, source_path)
-        await asyncio.to_thread(_write, Path(target_path), data)
+        await asyncio.to_thread(write_to_host, Path(target_path), data)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         try:
@@ -213,16 +212,3 @@ def _held(handle: SandboxHandle) -> _Held:
     if not isinstance(handle.raw, _Held):
         raise TypeError(f"the sandbox {handle.sandbox_id!r} is of another provider: {handle.provider_name!r}")
     return handle.raw
-
-
-def _write(target: Path, data: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(data)
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    try:
-        yield
-    except FileAccessFailed as error:
-        raise as_os_error(error) from error

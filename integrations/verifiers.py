@@ -279,9 +279,8 @@ class WorldProcess(RuntimeProcess):
 class WorldEnvConfig(EnvConfig):
     """world: what each episode's world is made of (`--env.world.folder` …)."""
 
-    agent: AgentConfig = AgentConfig(
-        runtime=ApptainerConfig()
-    )  # never made: a local kind, so that nothing is tunnelled
+    # never made: a local kind, so that nothing is tunnelled
+    agent: AgentConfig = AgentConfig(runtime=ApptainerConfig())
     world: WorldConfig = WorldConfig()
 
 

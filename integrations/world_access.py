@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -194,6 +195,21 @@ def as_os_error(error: FileAccessFailed) -> OSError:
         "permission": PermissionError,
     }
     return kinds.get(error.reason, OSError)(str(error))
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Raise `FileAccessFailed` as the `OSError` that it means."""
+    try:
+        yield
+    except FileAccessFailed as error:
+        raise as_os_error(error) from error
+
+
+def write_to_host(target: Path, data: bytes) -> None:
+    """Write a file of this machine, and make the folders above it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
 
 
 def _is_in_tree(world: World, path: str) -> bool:

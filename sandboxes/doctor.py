@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramify.sandboxes.agent.messages import Failed, Link, Ran, Ready, Run, Start, View
+from ramify.sandboxes.agent.framing import Link
+from ramify.sandboxes.agent.messages import Failed, Ran, Ready, Run, Start, View
 from ramify.sandboxes.agent.mount_server import (
     BIGGEST,
     MountOverlays,
@@ -34,7 +35,7 @@ from ramify.sandboxes.capabilities import Capabilities, flags
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.host.fork_server_client import PATIENCE_S, end, find_bash, launch
 from ramify.sandboxes.host.scratch import ScratchSession
-from ramify.sandboxes.linux import cgroups, landlock, live_state, ptrace, seccomp
+from ramify.sandboxes.linux import cgroups, checkpoint_support, landlock, ptrace, seccomp
 from ramify.sandboxes.linux.cgroups import Groups
 from ramify.sandboxes.linux.mount_table import MountTable
 
@@ -236,19 +237,19 @@ def namespaces(scratch: Path) -> Capabilities:
         notes=(
             "the host's files are readable inside, except /tmp, /var/tmp, /run and ramify's own",
             *_coverage(found.uncovered),
-            *live_state_notes(),
+            *checkpoint_notes(),
             *confinement_notes(),
         ),
     )
 
 
-def live_state_notes() -> tuple[str, ...]:
+def checkpoint_notes() -> tuple[str, ...]:
     """How programs that live on are kept by snapshots of dumpable worlds, and what the kernel forbids of that."""
     if why := ptrace.why_not():
         return (f"forks of living programs do not share their memory, and are made by CRIU alone: {why}",)
     return (
         "forks of living programs (dumpable worlds) share their memory; CRIU takes what that cannot hold",
-        *live_state.forbidden(),
+        *checkpoint_support.forbidden(),
     )
 
 

@@ -248,5 +248,6 @@ class TierMatching:
         return self._chosen is None or bisect_right(self._bounds, capability) == self._chosen
 
 
-def _percentile(times: Sequence[float], at: float = 0.95) -> float:
-    return sorted(times)[min(len(times) - 1, int(at * len(times)))]
+def _percentile(times: Sequence[float]) -> float:
+    """Return the 95th percentile."""
+    return sorted(times)[min(len(times) - 1, int(0.95 * len(times)))]

@@ -69,7 +69,7 @@ async def run_to_end(
             if feeding is not None:
                 feeding.cancel()
                 await asyncio.wait({feeding})
-        finally:  # also if the caller is cancelled again, while its own stream ends
+        finally:  # even if the caller is cancelled again, while its own stream ends
             await process.close()
     if feeding is not None and not feeding.cancelled() and (failed := feeding.exception()) is not None:
         raise failed  # the caller's own stream

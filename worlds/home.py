@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,20 +24,17 @@ from ramify.images.errors import BadReference, ImageNotFound
 from ramify.images.library import ImageLibrary, is_image_file
 from ramify.images.references import ImageReference, SourceKind
 from ramify.sandboxes.capabilities import Feature
-from ramify.sandboxes.contract import Backend, Hiding, Limits, WorldSpec
+from ramify.sandboxes.contract import Backend, Hiding, WorldSpec
 from ramify.sandboxes.errors import Unsupported
 from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import Ancestry
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
 from ramify.worlds.references import Kind, Reference, References
+from ramify.worlds.world_spec import own_variables, started_in
 
 if TYPE_CHECKING:
     from ramify.sandboxes.egress.settings import Egress
 
-
-DEFAULT_MOUNT, IMAGE_MOUNT = Path("/tmp/workspace"), Path("/workspace")
-"""Where the tree of a world stands inside, if it is made from no folder: over this machine's root, where only some
-places can have new folders, and over an image."""
 
 _WITHOUT_BROKER = ("copy", "docker")
 _SHORTEST_ID = 6  # characters of a snapshot's id that may stand for it
@@ -306,7 +302,7 @@ class WorldHome:
             user=spec.user,
             command_env=dict(spec.command_env),
             dumpable=spec.dumpable,
-            env=_own_variables(spec),
+            env=own_variables(spec),
         )
         self.references.put(Kind.WORLD, reference, new=True)
         return reference
@@ -332,56 +328,6 @@ class WorldHome:
         changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
         self.references.put(Kind.WORLD, changed)
         return changed
-
-
-def _own_variables(spec: WorldSpec) -> dict[str, str]:
-    """Those that `env=` gave."""
-    usual = world_spec(spec.mount_at, image=spec.image).env
-    return {name: value for name, value in spec.env.items() if usual.get(name) != value}
-
-
-def started_in(spec: WorldSpec, state: Snapshot) -> WorldSpec:
-    """The specification of a world over an image: the image's variables go before the usual ones, and single commands
-    start where its shell does (WORKDIR), unless that is in the tree."""
-    if state.image is None:
-        return spec
-    env = {name: value for name, value in spec.env.items() if state.env.get(name, value) == value}
-    return replace(spec, env=env, workdir=state.cwd if state.cwd.startswith("/") else "")
-
-
-def world_spec(
-    mount_at: Path,
-    *,
-    env: Mapping[str, str] | None = None,
-    secrets: Mapping[str, str] | None = None,
-    image: Path | None = None,
-    network: bool = False,
-    egress: Egress | None = None,
-    limits: Limits | None = None,
-    visible: Sequence[Path] = (),
-    dumpable: bool = False,
-) -> WorldSpec:
-    """How a world looks from inside. Without an image it has this machine's programs, with this process's Python
-    first in PATH; over an image, the image's."""
-    start = {"LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
-    shown = {*visible}
-    if image is None:
-        here = Path(sys.executable).parent
-        start["PATH"] = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
-        shown |= {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
-    else:
-        start["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return WorldSpec(
-        mount_at=mount_at,
-        env=start | dict(env or {}),
-        secrets=dict(secrets or {}),
-        visible=tuple(sorted(shown)),
-        image=image,
-        network=network,
-        egress=egress,
-        limits=limits or Limits(),
-        dumpable=dumpable,
-    )
 
 
 W = TypeVar("W", bound=Closing)

@@ -18,13 +18,13 @@ from ramify.sandboxes.contract import Foreseeing, KeptReady, Limits, WorldSpec
 from ramify.sandboxes.egress.settings import Egress, Header
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.home import DEFAULT_MOUNT, IMAGE_MOUNT, Opening, WorldHome, world_spec
+from ramify.worlds.home import Opening, WorldHome
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world_commands import WorldCommands
-from ramify.worlds.world_files import MOST_READ as MOST_READ
 from ramify.worlds.world_files import WorldFiles
 from ramify.worlds.world_network import Allowed, WorldEgress, recorded_egress
 from ramify.worlds.world_snapshots import WorldSnapshots
+from ramify.worlds.world_spec import DEFAULT_MOUNT, IMAGE_MOUNT, world_spec
 
 
 class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
@@ -63,9 +63,9 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # the backend that prepares forks, and of what
         self._order, self._closing = asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
-        self._pin = home.pins.ground()
-        self._pin.moved(origin.id)
-        self._pin.gave(origin.id)
+        self._world_pins = home.pins.of_world()
+        self._world_pins.moved(origin.id)
+        self._world_pins.keep(origin.id)
         self._held = ExitStack()
         if held is not None:
             self._held.enter_context(held.pop_all())
@@ -258,7 +258,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
                     await finish_before_cancelling(self._all_ended())
                 finally:
                     self._pending = None
-                    self._pin.close()
+                    self._world_pins.close()
                     self._held.close()
                     self._home.closed(self)
                     if self._keeps_home:
@@ -296,7 +296,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         if n < 0:
             raise ValueError(f"a world cannot be forked {n} ways")
         state = await self._sealed(flush=False)
-        self._pin.gave(state.id)
+        self._world_pins.keep(state.id)
         return await self._foresee(state, n)
 
     async def _foresee(self, state: Snapshot, n: int) -> KeptReady:
@@ -322,7 +322,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         if names is not None and len(names) != n:
             raise ValueError(f"{n} forks need {n} names, not {len(names)}")
         state = await self._sealed(flush=names is not None)
-        self._pin.gave(state.id)  # the base of a later merge
+        self._world_pins.keep(state.id)  # the base of a later merge
         lives = await (await self._home.backend()).fork(state, self._spec, n)
         made: list[World] = []
         try:

@@ -31,6 +31,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 _DEEPEST = 200  # folders within each other that are copied
 
+MOST_READ = 256 << 20
+"""Bytes of the largest file that `World.read` returns by default."""
+
 
 def read(tree: Path, path: str, most: int) -> bytes:
     """A file's bytes. Links inside the tree are followed. Raises `PathRefused`."""
@@ -249,10 +252,6 @@ def _naming(path: str) -> Iterator[None]:
 
 def _refused(path: str, error: OSError) -> PathRefused:
     return PathRefused(f"{path}: {_WHY.get(error.errno or 0, error.strerror)}")
-
-
-MOST_READ = 256 << 20
-"""Bytes of the largest file that `World.read` returns by default."""
 
 
 class WorldFiles(ABC):

@@ -29,6 +29,7 @@ HOST = "127.0.0.1"
 CHUNK = 1 << 16
 
 Connect = Callable[[], Awaitable[socket.socket]]
+Allowed = Egress | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +116,13 @@ async def _serve(connect: Connect, reader: asyncio.StreamReader, writer: asyncio
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Pass bytes on, no faster than they are taken, and then the end, also if one side has gone."""
+    """Pass bytes on, no faster than they are taken, and then the end, even if one side has gone."""
     with suppress(OSError):
         while data := await source.read(CHUNK):
             target.write(data)
             await target.drain()
     with suppress(OSError):
         target.write_eof()
-
-
-Allowed = Egress | Sequence[str]
 
 
 class WorldEgress(ABC):

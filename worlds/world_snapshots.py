@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify import paths
-from ramify.fork_engine.gc_pins import Ground
+from ramify.fork_engine.gc_pins import WorldPins
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, Written
 from ramify.sandboxes import contract
 from ramify.worlds.home import WorldHome
@@ -58,7 +58,7 @@ class WorldSnapshots(ABC):
     _spec: contract.WorldSpec
     _origin: Snapshot
     _pending: PendingSnapshot | None  # the last one that was begun
-    _pin: Ground
+    _world_pins: WorldPins
     _order: asyncio.Lock  # the name stands for the states in the order in which they were made
     _reference: Reference | None
 
@@ -125,7 +125,7 @@ class WorldSnapshots(ABC):
         try:
             yield
         except asyncio.CancelledError:
-            self._pin.moved(self._live.snapshot.id)
+            self._world_pins.moved(self._live.snapshot.id)
             raise
 
     async def _state_taken(self) -> None:
@@ -148,7 +148,7 @@ class WorldSnapshots(ABC):
             async with self._home.pins.held():
                 with self._pinned_if_cancelled():
                     sealed = await self._alive().seal(flush=False)
-                if flush or self._reference is not None:  # also if nothing changed since a seal without a flush
+                if flush or self._reference is not None:  # even if nothing changed since a seal without a flush
                     await asyncio.to_thread(self._home.store.flush)
                 self._keep(sealed)
                 if tag is not None:
@@ -162,7 +162,7 @@ class WorldSnapshots(ABC):
             await self._nothing_pending()  # its tag may be the one that is meant
             async with self._home.pins.held():
                 state = await asyncio.to_thread(self._home.resolve, snapshot)
-                self._pin.gave(state.id)  # it may be asked for again
+                self._world_pins.keep(state.id)  # it may be asked for again
             if state.image_stack != (now := self._alive().snapshot).image_stack:  # a thread takes longer than this
                 await asyncio.to_thread(self._home.check_image, state, now, self._spec.image)
             await self._alive().rollback(state)
@@ -226,11 +226,11 @@ class WorldSnapshots(ABC):
         """Return the state as a new object for the caller. `ramify gc` keeps the state as long as this object or this
         world is in use."""
         given = replace(state)
-        self._pin.gave(given.id)
+        self._world_pins.keep(given.id)
         self._home.pins.keep_with(given, given.id)
         return given
 
     def _keep(self, state: Snapshot) -> None:
-        self._pin.moved(state.id)
+        self._world_pins.moved(state.id)
         if self._reference is not None and self._reference.snapshot != state.id:
             self._reference = self._home.moved(self._reference, state)

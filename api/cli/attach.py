@@ -54,7 +54,7 @@ async def pass_through(process: Process, *, stdin: bool) -> int:
 async def interact(terminal: Terminal) -> int:
     """Connect our terminal with one in a world until its command ends; the exit code.
 
-    Every key goes inside, Ctrl-C, Ctrl-D and Ctrl-Z too. Our terminal is as before afterwards, also if this is
+    Every key goes inside, Ctrl-C, Ctrl-D and Ctrl-Z too. Our terminal is as before afterwards, even if this is
     cancelled.
     """
     loop = asyncio.get_running_loop()

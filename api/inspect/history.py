@@ -127,15 +127,6 @@ class History:
         """The moment that a checkpoint was taken after; None for the first one, and if the row was deleted."""
         return self._by_seq.get(checkpoint.seq)
 
-    def calls_of(self, step: Moment) -> tuple[Moment, ...]:
-        """The model calls that a step made."""
-        if step.op is None:
-            return ()
-        return tuple(one for one in self.moments if one.step_key is not None and one.step_key == step.op.key)
-
-    def effects_of(self, step: Moment) -> tuple[EffectRecord, ...]:
-        return () if step.op is None else tuple(one for one in self.effects if one.key == step.op.key)
-
     def result_of(self, row: OpRecord) -> str | None:
         """JSON for people; see `result_of`."""
         return result_of(self.run, row)
@@ -185,7 +176,7 @@ async def read(store: RunStore | Reader, run_id: RunId, *, since: History | None
     )
 
 
-def read_now(database: Address, run_id: RunId, since: History | None = None) -> History:
+def read_now(database: Address, run_id: RunId, since: History | None) -> History:
     """As `read`, in the calling thread and without an event loop."""
     from ramify.runtime.store.reader import at_once, reading
 

@@ -13,6 +13,7 @@ from ramify.inspect.text import quoted_path
 
 LARGEST = 1_000_000  # bytes per side; larger files are neither read nor shown
 CONTEXT = 3  # equal lines around a change
+_BARS = 40  # columns of the bars
 _GIT_TYPE = {EntryKind.FILE: "100", EntryKind.SYMLINK: "120"}
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 
@@ -137,12 +138,12 @@ def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Ent
     return os.fsencode(entry.target) if entry.kind is EntryKind.SYMLINK else None
 
 
-def stat_lines(patches: list[FilePatch], width: int = 40) -> Iterator[bytes]:
+def stat_lines(patches: list[FilePatch]) -> Iterator[bytes]:
     """As `git diff --stat`: a line per file, then the sum."""
     names = [_quoted(patch.path) for patch in patches]
     longest = max(map(len, names), default=0)
     most = max(((patch.added or 0) + (patch.removed or 0) for patch in patches), default=0)
-    scale = min(1.0, width / most) if most else 1.0
+    scale = min(1.0, _BARS / most) if most else 1.0
     for patch, quoted in zip(patches, names, strict=True):
         name = quoted.ljust(longest)
         if patch.added is None or patch.removed is None:

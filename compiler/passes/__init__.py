@@ -17,10 +17,10 @@ from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.verify import verify, verify_since
 from ramify.compiler.passes.conflicts import conflicts
-from ramify.compiler.passes.effects import common, effects, parallel
 from ramify.compiler.passes.lookahead import lookahead
 from ramify.compiler.passes.snapshots import fork_points, liveness, placement
 from ramify.compiler.passes.stages import stages
+from ramify.compiler.passes.steps import common, effects, parallel
 from ramify.compiler.spec import Spec
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.filesystem.file_content import HashPool, digest_bytes, digest_fd
 from ramify.fork_engine.filesystem.openat import file, open_folder, proc_path
-from ramify.fork_engine.types import Entry, EntryKind, Skipped
+from ramify.fork_engine.types import WHITEOUT, Entry, EntryKind, Skipped
 
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 400  # nested folders: each one is an open descriptor and a Python frame while the walk is below it
@@ -28,7 +28,6 @@ _ACL_ENTRY = struct.Struct("<HHI")  # linux/posix_acl_xattr.h: tag, permissions,
 _ACL_GROUP, _ACL_MASK = 0x04, 0x10
 _SMALL = 1 << 15  # bytes: handing a smaller file to another thread costs more than hashing it
 
-_WHITEOUT = Entry(EntryKind.WHITEOUT)
 _SKIP_REASONS = {
     stat.S_IFSOCK: "a socket: nothing listens on it after a restore",
     stat.S_IFCHR: "a device",
@@ -287,7 +286,7 @@ def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
             if found.stat.st_uid != owner:
                 result.owners[found.path] = found.stat.st_uid
             if stat.S_ISCHR(found.stat.st_mode) and found.stat.st_rdev == 0:
-                result.entries[found.path] = _WHITEOUT
+                result.entries[found.path] = WHITEOUT
                 continue
             entry = entry_of(found, digest)
             if entry is None:

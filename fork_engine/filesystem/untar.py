@@ -1,9 +1,10 @@
 """Unpack the tar of a root file system, which may be hostile.
 
 Members are written by file descriptors (`openat.py`), never by path, so no link in the tar can lead a later member
-out of the folder. Absolute names and links refer to the world's own root, as they will when it runs. Refused are:
-`..` in a name, a hard link to something that is not in the tar, more bytes than the disk has room for. Devices and
-sockets are left out, and owners are dropped.
+out of the folder. Absolute names and links refer to the world's own root, as they will when it runs.
+
+A `..` in a name, a hard link to something that is not in the tar, and more bytes than the disk has room for are
+refused. Devices and sockets are left out, and owners are dropped.
 
 `unpack_layer` unpacks a layer of an OCI image from a stream, with its whiteouts (image-spec, layer.md).
 
@@ -32,6 +33,17 @@ from ramify.fork_engine.filesystem.file_content import write_all
 from ramify.fork_engine.filesystem.openat import OpenatWalker, parent_folders, remove_any
 from ramify.fork_engine.filesystem.scan import MAX_DEPTH, OPAQUE
 
+MAX_MEMBERS = 5_000_000
+_NO_SUCH_MEMBER = {
+    errno.ENAMETOOLONG, errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EOPNOTSUPP, errno.ERANGE,
+    errno.E2BIG, errno.EMLINK, errno.EOVERFLOW, errno.ENOTEMPTY, errno.EFBIG,
+}  # fmt: skip
+_CHUNK = 1 << 20
+_KEPT_XATTRS = "SCHILY.xattr.user."  # the spelling of user attributes in pax headers
+_OVERLAY_XATTRS = "SCHILY.xattr.user.overlay."  # overlayfs would act on them
+_MEMBER_BYTES = 4096  # what a member takes on the disk beside its bytes
+_RESERVE = 0.05  # of the free space, which an import leaves
+_WHITEOUT, _OPAQUE, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 MAX_HEADER = 1 << 20
 """Bytes of all headers of one member, its map of holes among them, and of all global headers."""
 _MAX_GLOBAL = 100  # keys
@@ -89,19 +101,6 @@ def members_of(opened: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 def _too_large(what: str) -> ImageError:
     return ImageError(f"a header of {what}, more than {MAX_HEADER}: the tar is damaged or hostile")
-
-
-MAX_MEMBERS = 5_000_000
-_NO_SUCH_MEMBER = {
-    errno.ENAMETOOLONG, errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EOPNOTSUPP, errno.ERANGE,
-    errno.E2BIG, errno.EMLINK, errno.EOVERFLOW, errno.ENOTEMPTY, errno.EFBIG,
-}  # fmt: skip
-_CHUNK = 1 << 20
-_KEPT_XATTRS = "SCHILY.xattr.user."  # the spelling of user attributes in pax headers
-_OVERLAY_XATTRS = "SCHILY.xattr.user.overlay."  # overlayfs would act on them
-_MEMBER_BYTES = 4096  # what a member takes on the disk beside its bytes
-_RESERVE = 0.05  # of the free space, which an import leaves
-_WHITEOUT, _OPAQUE, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 
 
 @dataclass(slots=True)
@@ -175,9 +174,8 @@ def _explained(tar: Path | str) -> Iterator[None]:
             raise
         raise ImageError(f"{tar}: a member that no file system can hold ({error}). Create the tar again") from None
     except (*UNREADABLE, zlib.error, lzma.LZMAError) as error:
-        why = (
-            str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
-        )  # `tarfile` lists all tries
+        # the first line: `tarfile` lists all tries
+        why = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
         raise ImageError(f"{tar}: not a complete tar ({why}). Create it again with tar") from None
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Set
@@ -28,7 +27,15 @@ from ramify.fork_engine.filesystem.scan import OPAQUE, Scan, scan_upper
 from ramify.fork_engine.importer import read_index
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.store_folder import FILE_MODE, FOLDER_MODE, TREE_MODE, StoreFolder, read_store_file, write_new
+from ramify.fork_engine.store_folder import (
+    FILE_MODE,
+    FOLDER_MODE,
+    ID,
+    TREE_MODE,
+    StoreFolder,
+    read_store_file,
+    write_new,
+)
 from ramify.fork_engine.store_parts import OpenStore, Part, needed_by
 from ramify.fork_engine.types import ContentKey, Entry, LayerId, Snapshot, SnapshotId
 
@@ -130,9 +137,6 @@ def _take(path: Path, mine: int, folder: StoreFolder) -> None:
     with folder.temporary() as aside:
         write_new(aside / path.name, read_store_file(path))
         (aside / path.name).rename(path)
-
-
-ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Damage(StrEnum):

@@ -23,7 +23,6 @@ from ramify.fork_engine.filesystem.openat import OpenatWalker, file
 from ramify.fork_engine.filesystem.write import place_bytes, place_copy, place_link, write_tree
 from ramify.fork_engine.fsck.check import (
     HARMLESS,
-    ID,
     CheckFindings,
     Damage,
     Key,
@@ -40,7 +39,14 @@ from ramify.fork_engine.fsck.check import (
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import MALFORMED, Manifest
 from ramify.fork_engine.snapshots import fields_of, snapshot_id
-from ramify.fork_engine.store_folder import UnflushedNote, make_folder, read_store_file, remove_if_present, write_new
+from ramify.fork_engine.store_folder import (
+    ID,
+    UnflushedNote,
+    make_folder,
+    read_store_file,
+    remove_if_present,
+    write_new,
+)
 from ramify.fork_engine.store_parts import OpenStore, Part, needed_by
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Snapshot, SnapshotId
 

@@ -21,7 +21,7 @@ from ramify.fork_engine.merge.conflicts import ConflictHandler
 from ramify.fork_engine.snapshots import Blobs
 from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier, Snapshot
 
-FORMAT = 2
+FORMAT = 2  # of a shell's state
 NAMED = {
     "functions": "function",
     "aliases": "alias",
@@ -37,6 +37,12 @@ _SCRATCH = ("variables", "attributes")
 """
 _MOST_NAMES = 10
 """How many names a record's reason lists."""
+
+Value = tuple[bool, str] | None
+"""(whether a variable is set, its value), or None if it is as the world started."""
+
+_LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU, ProcessTier.TREE)
+_OTHER_SHELLS = "two shells in a format that cannot be merged"
 
 
 class UnknownShell(ValueError):
@@ -140,13 +146,6 @@ def _encoded(merged: dict[str, Any]) -> bytes:
     if not any(value for kind, value in merged.items() if kind != "format"):
         return b""
     return json.dumps(merged, sort_keys=True, separators=(",", ":")).encode()
-
-
-Value = tuple[bool, str] | None
-"""(whether it is set, its value), or None if it is as the world started."""
-
-_LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU, ProcessTier.TREE)
-_OTHER_SHELLS = "two shells in a format that cannot be merged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ SMALL = 4 << 20
 PACK = 16 << 20
 """Bytes after which an object with small members is full."""
 
+MOST_AT_ONCE = 64
+"""Snapshots that one push takes from the queue of `BackgroundPush`: their small layers share objects."""
+
 _MOST_ROUNDS = 5
 
 T = TypeVar("T")
@@ -211,10 +214,6 @@ class _Push:
 def _each(found: Iterable[Future[T | None]]) -> list[T]:
     """Return the results that are not None, of futures that are all submitted before the first one is waited for."""
     return [one for future in list(found) if (one := future.result()) is not None]
-
-
-MOST_AT_ONCE = 64
-"""Snapshots that one push takes from the queue: their small layers share objects."""
 
 
 class BackgroundPush:

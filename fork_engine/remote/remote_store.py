@@ -46,6 +46,12 @@ from ramify.fork_engine.store_folder import flush_folder
 from ramify.fork_engine.store_parts import Part
 from ramify.fork_engine.types import SnapshotId
 
+GRACE_S = 86400.0
+"""Seconds for which a condemned object stays, in a bucket that is made here."""
+
+AT_ONCE = 8
+"""Requests that one open remote store makes at the same time."""
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteConfig:
@@ -101,9 +107,8 @@ class HomeSettings:
     def add_places(self, store: str, places: Mapping[Member, PackedAt]) -> None:
         """Append places. They only save uploads, so they are not flushed."""
         lines = [[part.value, digest, at.object, at.offset, at.length] for (part, digest), at in places.items()]
-        text = "".join(
-            f"\n{json.dumps(line)}\n" for line in lines
-        )  # a leading newline ends a line that was cut short
+        # a leading newline ends a line that was cut short
+        text = "".join(f"\n{json.dumps(line)}\n" for line in lines)
         fd = os.open(self._folder / f"places-{store}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, text.encode())
@@ -121,13 +126,6 @@ class HomeSettings:
             yield
         finally:
             close_lock(fd)
-
-
-GRACE_S = 86400.0
-"""Seconds for which a condemned object stays, in a bucket that is made here."""
-
-AT_ONCE = 8
-"""Requests that one open remote store makes at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

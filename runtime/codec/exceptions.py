@@ -9,7 +9,7 @@ from ramify.runtime.codec.object_state import ASIDE, TAG
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
 
-_OF_ITS_RUN = ("__notes__", "__ramify_step__")
+SET_BY_RUNTIME = ("__notes__", "__ramify_step__")
 """Attributes that the runtime sets on errors. The notes are kept aside, with those that the user's code added."""
 
 
@@ -30,7 +30,7 @@ class Decodes(Protocol):
 def encode_error(encoder: Encodes, value: BaseException, where: str) -> Any:
     encoder.unsure = True
     args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # OSError.args has no file names
-    state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
+    state = {name: v for name, v in vars(value).items() if name not in SET_BY_RUNTIME}
     slots = _slots_of_error(value)
     if "obj" in slots and isinstance(value, AttributeError):  # the object may be of any type
         try:

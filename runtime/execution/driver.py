@@ -18,11 +18,7 @@ from ramify.runtime.errors import RunCancelled, error_text
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Noticed, RunEnded, RunStarted
 from ramify.runtime.execution.model_calls import LLMCalls
-from ramify.runtime.execution.new_runs import Launch as Launch
-from ramify.runtime.execution.new_runs import Services as Services
-from ramify.runtime.execution.new_runs import begun
-from ramify.runtime.execution.new_runs import create as create
-from ramify.runtime.execution.new_runs import new_run_id as new_run_id
+from ramify.runtime.execution.new_runs import Launch, Services, begun
 from ramify.runtime.execution.prefix_hints import send_prefix_hint
 from ramify.runtime.execution.question_waits import AnswersNeeded
 from ramify.runtime.execution.questions import asking_of, waiting
@@ -57,7 +53,7 @@ from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.user_code.workflow_tasks import LEFT
 from ramify.runtime.worlds.recovery import Recovery
-from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WarmStates, WorldPool, world_spec
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WarmStates, WorldPool, spec_of_run
 
 _CHANGE = OpId("change")
 _LISTEN_S = 0.25  # seconds between two checks for `ramify cancel`
@@ -81,7 +77,6 @@ async def drive(
     record: RunRecord,
     function: Callable[..., Any],
     *,
-    skipped: tuple[Skipped, ...] = (),
     new_deadline_s: float | None = None,
     plan: Plan | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
@@ -89,7 +84,6 @@ async def drive(
 ) -> Any:
     """Run the workflow from the end of its journal to its end, and return its result.
 
-    skipped: workspace files that the first snapshot does not hold, for observers.
     new_deadline_s: a new deadline, in seconds from now.
     plan: that of the record, if it was read already.
     code: digests of steps that changed since the plan was made; their recorded results are not reused.
@@ -116,7 +110,7 @@ async def drive(
         plan = _with_code(known or Plan.from_json(record.plan_json), code)
         recovery = _recovery_of(services, record)
         base = await recovery.get(record.base_snapshot, first.content_key)
-        return await _go_on(services, record, plan, function, recorded, recovery, base, skipped)
+        return await _go_on(services, record, plan, function, recorded, recovery, base, ())
 
 
 async def start(
@@ -189,7 +183,7 @@ async def _go_on(
         plan=plan,
         journal=journal,
         snapshots=services.snapshots,
-        worlds=WorldPool(services.backend, world_spec(record)),
+        worlds=WorldPool(services.backend, spec_of_run(record)),
         calls=LLMCalls(record, plan, journal, services.llm, services.clock, answers, by_branch=True),
         clock=services.clock,
         root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
@@ -265,7 +259,7 @@ def _as_unknown(op: PlanOp) -> PlanOp:
 
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     """Return the `Reuse` of one run. Close it when the run ends."""
-    seen = partial(world_fingerprint, world_spec(record), services.settings.sandbox)
+    seen = partial(world_fingerprint, spec_of_run(record), services.settings.sandbox)
     model = model_of(record, services.settings)
     check = Sampler(services.check_reuse)
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)

@@ -252,7 +252,7 @@ class Branch(Generic[T]):
     async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
         try:
             await Merge(self.parent, self._fork.base, self.line, strategy).perform(op)
-        finally:  # also if it was cancelled when the parent had the changes
+        finally:  # even if it was cancelled when the parent had the changes
             self.adopted = self.adopted or self.line.path in self.parent.branch.adopted
 
 

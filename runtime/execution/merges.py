@@ -87,7 +87,7 @@ class Merge:
             try:
                 await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.theirs.path}"))
             finally:
-                if run.journal.knows(key):  # also if it was cancelled while it was committed
+                if run.journal.knows(key):  # even if it was cancelled while it was committed
                     self._adopted(merged)
 
     def _row(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramify.compiler.plan import ADDED, UNORDERED, Effect, OpId, OpKind, PlanOp
-from ramify.fork_engine.gc_pins import Ground
+from ramify.fork_engine.gc_pins import WorldPins
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
@@ -225,8 +225,8 @@ async def after_recorded_effects(call: StepCall) -> None:
         await journal.turns.past_effects(lambda key: is_instead(key, call.key))
 
 
-def reusable_commands(call: StepCall, attempt: int, ground: Ground) -> ReusableCommands:
+def reusable_commands(call: StepCall, attempt: int, world_pins: WorldPins) -> ReusableCommands:
     def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
         return new_row(call.scope, kind, op, key)
 
-    return ReusableCommands(call.scope.run, f"{call.key}|a{attempt}", call.op.id, blank, ground)
+    return ReusableCommands(call.scope.run, f"{call.key}|a{attempt}", call.op.id, blank, world_pins)

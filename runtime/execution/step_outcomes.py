@@ -84,9 +84,8 @@ async def settle_failed_effect(fence: Fence, error: BaseException, result_json: 
         await fence.journal.settle(fence.done(result_json))  # the effect happened; the seal after it failed
     elif isinstance(error, ResultNotKept):
         await fence.journal.settle(fence.done(None, f"its result was not kept: {error.__cause__ or error}"))
-        fence.journal.stop(
-            error
-        )  # a workflow that catches the error and calls the step again would repeat the effect
+        # a workflow that catches the error and calls the step again would repeat the effect
+        fence.journal.stop(error)
     elif isinstance(error, Exception) and not isinstance(error, _NOT_FROM_THE_CODE):
         await fence.journal.settle(fence.failed(error))
     else:

@@ -40,9 +40,9 @@ class StepWorld:
     async def face(self) -> Sandbox:
         """Return what the step's code gets. Raises as `WorldPool.acquire`."""
         call = self._call
-        ground = call.scope.run.reuse.pins.ground()
-        self._held.callback(ground.close)
-        commands = reusable_commands(call, self._attempt, ground) if self._reuses else None
+        world_pins = call.scope.run.reuse.pins.of_world()
+        self._held.callback(world_pins.close)
+        commands = reusable_commands(call, self._attempt, world_pins) if self._reuses else None
         if self._waits():
             call.scope.run.worlds.refuse_ended(call.scope.branch)
             return Sandbox(None, commands, self._made_late)

@@ -37,7 +37,6 @@ from ramify.runtime.user_code.worker_threads import (
 T = TypeVar("T")
 
 Hear = Callable[[Any], Awaitable[None]]
-Alone = Callable[[AsyncGenerator[Any, None]], Iterator[Any]]
 
 _listener: ContextVar[Hear | None] = ContextVar("ramify_listener", default=None)
 

@@ -31,6 +31,7 @@ INTERRUPT_KEY = "interrupt|"
 """Prefix of the key of a LangGraph interrupt. The interrupt's id follows, and the number of answers that its task
 took before."""
 _SHORTEST = 4  # characters of an abbreviated id
+_MOST_SHOWN = 200  # characters of a question in a list
 _LENGTH = 8
 NAMED = re.compile(rf"([0-9a-f]{{{_LENGTH}}}|[0-9a-f]{{32}})=", re.ASCII)
 """Prefix of an answer that names its question: our id, or LangGraph's id of an interrupt with 32 characters."""
@@ -253,6 +254,6 @@ def _value(encoded: str) -> object:
         return json.loads(encoded)
 
 
-def _short(encoded: str, most: int = 200) -> str:
+def _short(encoded: str) -> str:
     text = json.dumps(json.loads(encoded), ensure_ascii=False)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.exceptions import SET_BY_RUNTIME
 from ramify.runtime.errors import NotSerialisable
 
 RAISED = "raised"
@@ -20,7 +21,6 @@ _HTTP = "raised_http"
 """The attribute of a failed row that holds the requests and responses of its error."""
 
 _MOST_BODY = 20_000  # bytes of a response
-_OWN = ("__notes__", "__ramify_step__")  # what the runtime says about an error
 
 
 def encoded(error: BaseException) -> dict[str, str]:
@@ -63,7 +63,7 @@ def _plain(error: BaseException) -> tuple[BaseException, dict[str, Any]]:
     for name, value in vars(error).items():
         if (said := _http_message(value)) is not None:
             messages[name] = said
-        elif name not in _OWN and _is_storable(value):
+        elif name not in SET_BY_RUNTIME and _is_storable(value):
             vars(plain)[name] = value
     plain.__cause__ = None if error.__cause__ is None else _plain(error.__cause__)[0]
     return plain, messages

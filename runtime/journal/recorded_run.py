@@ -90,9 +90,8 @@ class RecordedRun:
         self._sleeps = ends_of_sleeps(ops)
         order = RecordedOrder(run, ops, llm, effects, failed, was_changed, self.went_back_at)
         self.turns = Turns(order.places(), self.followers.returned, since=order.began, notice=self.notice)
-        self._called_after: dict[
-            str, int
-        ] = {}  # the last result handed out before the call, until the call has a row
+        # the last result handed out before the call, until the call has a row
+        self._called_after: dict[str, int] = {}
         self._occurrences: dict[str, dict[str, int]] = {}  # by the first part of the place
         self.equal = EqualCalls(self._before, llm)
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()

@@ -36,8 +36,6 @@ from ramify.runtime.records import (
     DECORATORS,
     AnswerRecord,
     CheckpointRecord,
-    EffectRecord,
-    EffectStatus,
     LLMRecord,
     OpRecord,
     OpStatus,
@@ -50,6 +48,7 @@ from ramify.runtime.records import (
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.address import REVISIONS
 from ramify.runtime.store.engines import finish_despite_cancel
+from ramify.runtime.store.rows import effect_record
 from ramify.runtime.store.run_locks import PushedRun, hold_run, note_brought_back, note_pushed, pushed_run
 
 FORMAT = 1
@@ -198,11 +197,7 @@ def _rows(raw: Mapping[str, Any]) -> RunRows:
         ),
         tuple(LLMRecord(**one) for one in raw["llm"]),
         tuple(CheckpointRecord(**{**one, "parents": tuple(one["parents"])}) for one in raw["checkpoints"]),
-        tuple(_effect(one) for one in raw["effects"]),
-        tuple(_effect(one) for one in raw["attempts"]),
+        tuple(map(effect_record, raw["effects"])),
+        tuple(map(effect_record, raw["attempts"])),
         tuple(AnswerRecord(**one) for one in raw["answers"]),
     )
-
-
-def _effect(one: Mapping[str, Any]) -> EffectRecord:
-    return EffectRecord(**{**one, "status": EffectStatus(one["status"])})

@@ -113,9 +113,8 @@ class Turns:
         self._run: object | None = None  # whose results these are
         self.handed_out = 0
         """The greatest number of a result that was handed out so far."""
-        self._effects: list[
-            _Place
-        ] = []  # recorded effects; those that the workflow has reached are left out now and then
+        # recorded effects; those that the workflow has reached are left out now and then
+        self._effects: list[_Place] = []
         before, in_order = since, sorted(recorded, key=lambda one: one.seq)
         self._held: asyncio.TimerHandle | None = None
         self._pace = TimerPace(in_order, before or 0.0, self._begun)

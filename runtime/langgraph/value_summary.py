@@ -19,12 +19,8 @@ _LONGEST = 80  # characters of a line, and of a text in it
 _LOOKED_AT = 4 * _LONGEST  # characters of a text that are read before white space is removed
 _ITEMS = 6  # items of a container
 _DEPTH = 3
-_GENERATED = (
-    "dataclasses.",
-    "reprlib.",
-    "pydantic.",
-    "langchain_core.",
-)  # modules whose generated methods do not count as the user's own
+# modules whose generated methods do not count as the user's own
+_GENERATED = ("dataclasses.", "reprlib.", "pydantic.", "langchain_core.")
 _SPEAKERS = {"human", "user", "ai", "assistant", "system", "developer", "tool", "function", "chat", "remove"}
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ramify.compiler.plan import OpId, OpKind
-from ramify.fork_engine.gc_pins import Ground
+from ramify.fork_engine.gc_pins import WorldPins
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.cost_model import Choice, Cost, CostModel
@@ -48,7 +48,7 @@ class ReusableCommands:
 
     blank: makes an empty row for the step's branch.
     place: the prefix of the journal keys.
-    ground: keeps the world's last sealed state from garbage collection, even if the command never gets a row.
+    world_pins: keeps the world's last sealed state from garbage collection, even if the command never gets a row.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class ReusableCommands:
         place: str,
         op: OpId,
         blank: Callable[[OpKind, OpId, str], OpRecord],
-        ground: Ground,
+        world_pins: WorldPins,
     ) -> None:
-        self._run, self._place, self._op, self._blank, self._ground = run, place, op, blank, ground
+        self._run, self._place, self._op, self._blank, self._world_pins = run, place, op, blank, world_pins
 
     async def run(self, world: World, command: Command) -> RunResult:
         """Return the recorded result of an equal command and apply its change, or run the command and record it."""
@@ -68,7 +68,7 @@ class ReusableCommands:
         key = self._run.journal.key(self._place, "command", digest[:16])
         async with reuse.pins.held():
             query = ReuseQuery(codec.digest(["command", self._scope(), digest]), await world.seal(flush=False))
-            self._ground.moved(query.state.id)
+            self._world_pins.moved(query.state.id)
         return await self._answer(world, command, key, query)
 
     async def _answer(self, world: World, command: Command, key: str, query: ReuseQuery) -> RunResult:

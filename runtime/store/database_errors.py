@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -169,7 +170,7 @@ def divided(error: BaseException) -> bool:
 
 PATIENCE_S = 30.0
 """For how many seconds a lost connection is retried by default."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Retries:
@@ -178,10 +179,14 @@ class Retries:
     patience_s: after how many seconds to give up. timer: returns monotonic seconds.
     """
 
-    def __init__(self, patience_s: float, timer: Callable[[], float]) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S, timer: Callable[[], float] = time.monotonic) -> None:
         self._timer = timer
         self._until = timer() + patience_s
-        self._pause_s = FIRST_PAUSE_S
+        self._pause_s = _FIRST_PAUSE_S
+
+    @property
+    def are_over(self) -> bool:
+        return self._timer() >= self._until
 
     def pause_after(self, error: Exception) -> float:
         """Return the seconds to wait before the next attempt. Raises `error` if a retry cannot help or time is up."""
@@ -191,5 +196,5 @@ class Retries:
             or self._timer() + pause_s > self._until
         ):
             raise error
-        self._pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        self._pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
         return pause_s

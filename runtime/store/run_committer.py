@@ -37,10 +37,7 @@ from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import leases
 from ramify.runtime.store.batch_writer import BatchWriter, Job
-from ramify.runtime.store.database_errors import FIRST_PAUSE_S as FIRST_PAUSE_S
-from ramify.runtime.store.database_errors import LONGEST_PAUSE_S as LONGEST_PAUSE_S
-from ramify.runtime.store.database_errors import PATIENCE_S as PATIENCE_S
-from ramify.runtime.store.database_errors import Retries, is_connection_lost
+from ramify.runtime.store.database_errors import PATIENCE_S, Retries, is_connection_lost
 from ramify.runtime.store.lease_keeper import LeaseKeeper
 from ramify.runtime.store.leases import FileLock
 
@@ -233,11 +230,10 @@ class RunCommitter:
             try:
                 self._transact(batch)
                 return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # `pause_after` raises it
                 for undone in {one.job.undone for one in batch if one.job.undone is not None}:
                     undone()
-                if (pause_s := retries.pause_after(error)) is None:
-                    raise
+                pause_s = retries.pause_after(error)
                 if is_connection_lost(error):
                     self._writer.disconnect()
             self._sleep(pause_s)

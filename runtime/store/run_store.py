@@ -37,13 +37,13 @@ from ramify.runtime.records import (
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import leases, rows, statements, tables
 from ramify.runtime.store.batch_writer import Barrier, Job, commit_of_run
-from ramify.runtime.store.database_errors import as_store_errors
+from ramify.runtime.store.database_errors import PATIENCE_S, as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
 from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.migrate import bring_up_to_date
 from ramify.runtime.store.pooler_check import shares_sessions
 from ramify.runtime.store.raw_sql_commits import SimpleCommit
-from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, RunCommitter
+from ramify.runtime.store.run_committer import AnnouncedCommit, RunCommitter
 from ramify.runtime.store.store_queries import StoreQueries
 from ramify.runtime.store.stored_texts import Packed
 

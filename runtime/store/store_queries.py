@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -201,15 +200,14 @@ class StoreQueries:
     async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Run a query; retry for up to `patience_s` if the connection to a server is lost."""
         self._refuse_when_closed()
-        retries = Retries(self._patience_s, time.monotonic)
+        retries = Retries(self._patience_s)
         with as_store_errors(self.address):
             while True:
                 assert self._reader is not None
                 try:
                     return await _whole(self._reader, ask)
                 except DBAPIError as error:
-                    if (pause_s := retries.pause_after(error)) is None:
-                        raise
+                    pause_s = retries.pause_after(error)
                 await asyncio.sleep(pause_s)
 
     async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:

@@ -12,8 +12,6 @@ was decided is in the row of the state (`WARM`), for `ramify explain`.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,9 +26,7 @@ from ramify.runtime.errors import BranchReleased, StateLost
 from ramify.runtime.records import WARM, BranchPath, CheckpointId, RunRecord
 from ramify.sandboxes.contract import Backend, Foreseeing, World, WorldSpec
 from ramify.sandboxes.errors import WorldDied
-
-DEFAULT_MOUNT = Path("/tmp/workspace")
-"""The mount point of the world's files if the run has no workspace."""
+from ramify.worlds.world_spec import DEFAULT_MOUNT, world_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +240,9 @@ class WorldPool:
             await self.end_ready(path)
 
 
-def world_spec(record: RunRecord) -> WorldSpec:
+def spec_of_run(record: RunRecord) -> WorldSpec:
     """Return how the run's worlds look inside: this machine, with this process's Python first in PATH, no secrets."""
-    here = Path(sys.executable).parent
-    path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
-    env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
-    visible = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
-    mount_at = Path(record.workspace) if record.workspace else DEFAULT_MOUNT
-    return WorldSpec(mount_at=mount_at, env=env, visible=tuple(sorted(visible)))
+    return world_spec(Path(record.workspace) if record.workspace else DEFAULT_MOUNT)
 
 
 NOTHING = "nothing: no fork of it follows, so its world goes on"

@@ -18,8 +18,10 @@ from pathlib import Path
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing import process_dump, process_restore
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
+from ramify.sandboxes.agent.checkpointing.process_image import Image
 from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree
 from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, PythonSession
+from ramify.sandboxes.agent.framing import Link
 from ramify.sandboxes.agent.kept_processes import ProcessKeeper
 from ramify.sandboxes.agent.messages import (
     Adopt,
@@ -39,7 +41,6 @@ from ramify.sandboxes.agent.messages import (
     Inspect,
     Inspection,
     Leave,
-    Link,
     Message,
     OpenSession,
     Run,
@@ -335,7 +336,7 @@ class Agent(ProcessKeeper):
                 user=None if self._start.view is None else self._start.view.only_user(),
             )
             try:
-                image = process_dump.Image.read(folder)
+                image = Image.read(folder)
                 pid = process_restore.restore(image, folder, pipes, confined, bounds.open_files)
                 self._sessions.begin(session, pid)
                 session.image_base = process_dump.base_of_restored(image, folder, areas(pid))

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ramify.sandboxes.agent.agent import Agent
 from ramify.sandboxes.agent.container_changes import LAYERS, apply
-from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
+from ramify.sandboxes.agent.framing import Link
+from ramify.sandboxes.agent.messages import Failed, Ready, Start
 from ramify.sandboxes.linux import kernel
 
 PRIVATE = "/ramify/private"

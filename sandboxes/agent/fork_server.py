@@ -25,7 +25,8 @@ from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.agent import Agent
-from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
+from ramify.sandboxes.agent.framing import Link
+from ramify.sandboxes.agent.messages import Failed, Ready, Start
 from ramify.sandboxes.agent.mount_server import serve_mounts
 from ramify.sandboxes.agent.mount_view import ROOT, MountView
 from ramify.sandboxes.agent.ports import Listeners

@@ -22,7 +22,8 @@ from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase, base_of_restored
 from ramify.sandboxes.agent.checkpointing.process_restore import CannotRestore
 from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, is_filtered, members_of, restore_tree
-from ramify.sandboxes.agent.messages import Dump, Dumped, Link, Start
+from ramify.sandboxes.agent.framing import Link
+from ramify.sandboxes.agent.messages import Dump, Dumped, Start
 from ramify.sandboxes.agent.prepared_shell import ShellPreparer
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import Tree

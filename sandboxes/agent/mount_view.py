@@ -18,8 +18,9 @@ import struct
 from pathlib import Path
 
 from ramify.sandboxes.agent import host_overlays
+from ramify.sandboxes.agent.framing import Link
 from ramify.sandboxes.agent.host_overlays import HostOverlays
-from ramify.sandboxes.agent.messages import Link, View
+from ramify.sandboxes.agent.messages import View
 from ramify.sandboxes.linux import kernel, landlock
 from ramify.sandboxes.linux.mount_table import is_within
 

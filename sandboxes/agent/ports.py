@@ -14,7 +14,8 @@ import errno
 import os
 import socket
 
-from ramify.sandboxes.agent.messages import Dial, Dialled, encode
+from ramify.sandboxes.agent.framing import encode
+from ramify.sandboxes.agent.messages import Dial, Dialled
 
 ADDRESS = "127.0.0.1"
 BACKLOG = 128  # connections that wait to be accepted; more wait in their programs

@@ -113,9 +113,8 @@ def _ansi(match: re.Match[bytes]) -> bytes:
         return bytes([int(octal, 8) & 0xFF if octal else int(short, 16)])
     if four or eight:
         point = int(four or eight, 16)
-        return (
-            chr(point).encode("utf-8", "surrogatepass") if point <= sys.maxunicode else match[0]
-        )  # bash writes none
+        # bash writes none beyond Unicode
+        return chr(point).encode("utf-8", "surrogatepass") if point <= sys.maxunicode else match[0]
     return _LETTERS.get(letter, letter)
 
 
@@ -205,7 +204,7 @@ class Shell:
         self.script = script  # bash's stdin
         self.control = control
         self.pwd, self.oldpwd = pwd, ""
-        self.state = b""  # as `shell_report.Report` reads it, without the limits
+        self.state = b""  # as `Report` reads it, without the limits
         self.status: int | None = None  # of the last command
         self.awaiting_state = False  # the state after that command is still to come; `pwd` and `state` are older
         self.ended: int | None = None  # the shell's own exit code, as a shell would report it

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.agent import users
+from ramify.sandboxes.agent.framing import decode_packet, encode
 from ramify.sandboxes.agent.launcher import Launcher, Order
 from ramify.sandboxes.agent.messages import (
     Message,
@@ -31,8 +32,6 @@ from ramify.sandboxes.agent.messages import (
     SignalProcess,
     Start,
     StartProcess,
-    decode_packet,
-    encode,
 )
 from ramify.sandboxes.linux import kernel, processes, resource_limits
 

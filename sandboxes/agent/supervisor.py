@@ -18,8 +18,9 @@ from typing import Protocol
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
 from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
+from ramify.sandboxes.agent.framing import Link
 from ramify.sandboxes.agent.launcher import become_bash
-from ramify.sandboxes.agent.messages import Cancel, Dial, Link, Message, Ran, Run, Start, StartProcess
+from ramify.sandboxes.agent.messages import Cancel, Dial, Message, Ran, Run, Start, StartProcess
 from ramify.sandboxes.agent.ports import Listeners, dial
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import NAME, Report, Shell, too_long_for_exec

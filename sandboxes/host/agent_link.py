@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Protocol, Self, cast
 
 from ramify.fork_engine.close_on_fork import close_in_children, hang_up, refuse_in_child
-from ramify.sandboxes.agent.messages import LENGTHS, Cancel, Failed, Leave, Message, Run, Thaw, decode, encode
+from ramify.sandboxes.agent.framing import LENGTHS, decode, encode
+from ramify.sandboxes.agent.messages import Cancel, Failed, Leave, Message, Run, Thaw
 from ramify.sandboxes.errors import SandboxError, UsedAfterFork, WorldDied
 from ramify.sandboxes.linux.cgroups import Group
 from ramify.sandboxes.linux.resource_limits import Bounds

@@ -104,7 +104,7 @@ class AgentWorld(WorldProcesses):
             with explain_file_limit(SandboxError):
                 await self._start_commands()
                 killed_before = not self._only_shell and await self._killed_since()
-                self._inspection, self._only_shell = None, False  # also if we are cancelled and never see the result
+                self._inspection, self._only_shell = None, False  # even if we are cancelled and never see the result
                 ran = await self._ran(message)
                 self._only_shell = ran.others == 0
                 limit = _limit_met(ran, killed=await self._killed_by(ran))

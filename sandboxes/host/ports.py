@@ -12,7 +12,8 @@ import socket
 from collections import deque
 
 from ramify.fork_engine.close_on_fork import close_in_children
-from ramify.sandboxes.agent.messages import Dial, Dialled, decode_packet
+from ramify.sandboxes.agent.framing import decode_packet
+from ramify.sandboxes.agent.messages import Dial, Dialled
 from ramify.sandboxes.agent.ports import OPENED
 from ramify.sandboxes.egress.errors import PortTaken
 from ramify.sandboxes.errors import SandboxError, WorldDied

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ramify.fork_engine.close_on_fork import close_in_children, hang_up
+from ramify.sandboxes.agent.framing import decode_packet, encode
 from ramify.sandboxes.agent.messages import (
     Message,
     ProcessEnded,
@@ -21,8 +22,6 @@ from ramify.sandboxes.agent.messages import (
     ProcessStarted,
     SignalProcess,
     StartProcess,
-    decode_packet,
-    encode,
 )
 from ramify.sandboxes.agent.started_processes import USER_FORBIDDEN, USER_UNKNOWN
 from ramify.sandboxes.contract import Limit
@@ -123,9 +122,8 @@ class LiveProcess:
         self._pid = began.pid
         self._terminal = terminal
         self._killed_for_memory, self._forget = killed_for_memory, forget
-        self.shell_ends: tuple[int, int] | None = (
-            None  # of a shell's script and reports; whoever drives it takes them
-        )
+        # of a shell's script and reports; whoever drives it takes them
+        self.shell_ends: tuple[int, int] | None = None
         self._limit = Limit.NONE
         self._killed = self._closed = False
         line.ended.add_done_callback(self._at_end)
@@ -274,7 +272,7 @@ async def _begin(link: AgentLink, message: StartProcess, theirs: list[int], line
         try:
             line.tell(SignalProcess())
             await asyncio.wait({line.ended})
-        finally:  # also if the caller is cancelled again
+        finally:  # even if the caller is cancelled again
             line.hang_up()
         raise
 

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
-from ramify.sandboxes.agent.checkpointing.process_dump import BASE_PAGES, PAGES
+from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES
 from ramify.sandboxes.agent.messages import Inspection, Message, Start
 from ramify.sandboxes.agent.shell import NAME
 from ramify.sandboxes.agent.shell_snapshot import HOUSEKEEPING, ShellSnapshot
@@ -69,7 +69,7 @@ def _base_of(session: Path) -> Path:
     return session / BASE_PAGES if (session / BASE_PAGES).exists() else session / PAGES
 
 
-GROUNDS = "grounds"  # the folder of base images in a world's own
+BASE_IMAGES_FOLDER = "base-images"  # in a world's own folder
 BLOBS_KEPT, BIGGEST_KEPT = 8, 1 << 20
 
 
@@ -175,13 +175,11 @@ class WorldLifecycle(ABC):
         self._link: AgentLink | None = None
         self._inspection: Inspection | None = None  # the last report, while nothing can have changed since
         self._only_shell = True  # at the last request, only the shell or nothing lived
-        self._recorded: tuple[Inspection, ShellState] | None = (
-            None  # the last report, and its record in the last seal
-        )
+        # the last report, and its record in the last seal
+        self._recorded: tuple[Inspection, ShellState] | None = None
         self._why_no_dump = self._why_no_session = ""
-        self._running: dict[
-            str, int
-        ] = {}  # commands to keep running: their pids, -1 if they were restored with the image
+        # commands to keep running: their pids, -1 if they were restored with the image
+        self._running: dict[str, int] = {}
         self._commands_started = False  # whether they were started
         self._flush = True  # what is sealed
         self._killed = 0  # processes killed by the kernel for memory
@@ -189,7 +187,7 @@ class WorldLifecycle(ABC):
         self._maps_files = True  # at the last freeze, a process could write to a file by a mapping
         self._closed = False
         self._first_snapshot, self._first_blob = ShellSnapshot(), ""  # what the first shell began with, and its blob
-        self._base_images = BaseImages(resources.folder / GROUNDS)
+        self._base_images = BaseImages(resources.folder / BASE_IMAGES_FOLDER)
 
     @property
     def id(self) -> WorldId:

@@ -44,7 +44,6 @@ MNT_DETACH = 2
 AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
-AT_EMPTY_PATH = 0x1000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
 SYS_OPEN_TREE, SYS_MOVE_MOUNT = SHARED["open_tree"], SHARED["move_mount"]  # Linux 5.2
@@ -302,11 +301,11 @@ def close_all_but(kept: Collection[int]) -> None:
                 os.close(number)
 
 
-def receive_descriptors(sock: socket.socket, size: int, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
+def receive_descriptors(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """At most `size` bytes and `most` descriptors; b"" if the other end hung up. Raises `OSError`."""
     found = array.array("i")
     space = socket.CMSG_LEN(most * found.itemsize)
-    data, ancillary, _, _ = sock.recvmsg(size, space, flags | socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(content[: len(content) - len(content) % found.itemsize])

@@ -91,9 +91,9 @@ def _area(line: str) -> Area:
     return Area(int(start, 16), int(end, 16), modes, int(offset, 16), device, int(inode), name)
 
 
-def gap(taken: Sequence[Area], size: int, lowest: int = 0x1000_0000) -> int:
+def gap(taken: Sequence[Area], size: int) -> int:
     """An address with `size` free bytes between these areas."""
-    at = lowest
+    at = 0x1000_0000  # above what programs are mapped to
     for area in sorted(taken, key=lambda area: area.start):
         if area.end <= at:
             continue

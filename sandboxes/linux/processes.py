@@ -116,7 +116,7 @@ def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Proce
 
 class Family:
     """A child of this process and what it has started, to be killed: whoever was found once is found until it has
-    ended, also if its parent ends first. Made anew for each kill."""
+    ended, even if its parent ends first. Made anew for each kill."""
 
     def __init__(self, root: int, spare: Container[tuple[int, int]] = ()) -> None:
         self._root, self._spare = root, spare

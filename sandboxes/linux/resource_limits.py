@@ -129,7 +129,7 @@ RLIMITS = {name: getattr(resource, name) for name in dir(resource) if name.start
 
 
 def read_rlimits(pid: int) -> str:
-    """The limits of a process, in the format of `shell_report.Report`. Raises `ProcessLookupError`."""
+    """The limits of a process, in the format of `shell.Report`. Raises `ProcessLookupError`."""
     pairs = ((name, *resource.prlimit(pid, number)) for name, number in RLIMITS.items())
     return "".join(f"{name} {soft} {hard}\n" for name, soft, hard in pairs)
 

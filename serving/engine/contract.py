@@ -59,7 +59,7 @@ class EngineSpec:
         )
 
 
-def log_tail(log: Path, lines: int = 20) -> str:
-    """The last lines of an engine's log, for error messages."""
+def log_tail(log: Path) -> str:
+    """The last 20 lines of an engine's log, for error messages."""
     text = log.read_text("utf-8", "replace").splitlines()
-    return "\n".join(text[-lines:]) or "(nothing)"
+    return "\n".join(text[-20:]) or "(nothing)"

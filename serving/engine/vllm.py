@@ -36,9 +36,8 @@ from ramify.serving.stall_clock import StallAwareClock
 
 _CPU_SLOTS, _CPU_CONTEXT = 8, 4096
 _SLOTS = 128  # with as many paused requests, this is vLLM's own default of 256
-_START_S = (
-    1800.0  # weights may have to be fetched, and a busy machine took six minutes; a process that dies is seen at once
-)
+# weights may have to be fetched, and a busy machine took six minutes; a process that dies is seen at once
+_START_S = 1800.0
 _IS_FOR_CPUS = """
 import sys
 from importlib.metadata import PackageNotFoundError, version

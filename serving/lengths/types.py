@@ -81,11 +81,6 @@ class Estimates:
     def stages(self) -> int:
         return len(self.times)
 
-    @property
-    def rest_s(self) -> float:
-        """Seconds still to come."""
-        return sum(self.times[self.seen :])
-
     def share(self, stage: int, split: Split = Split.ACCUMULATED) -> float:
         """φ(s), or the same figure by another `split`; 1 for a stage beyond those expected."""
         if stage >= len(self.times) or (total := sum(self.times)) <= 0:

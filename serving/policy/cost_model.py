@@ -19,9 +19,8 @@ from ramify.serving.protocol.length_sketch import LengthSketch
 
 
 class Goodput(StrEnum):
-    TOKEN = (
-        "token"  # prompt and answer tokens of requests in time; of latency-sensitive ones, answer tokens on schedule
-    )
+    # prompt and answer tokens of requests in time; of latency-sensitive ones, answer tokens on schedule
+    TOKEN = "token"
     REQUEST = "request"  # calls in time
     WORKFLOW = "workflow"  # programs in time: a workflow, or a call that belongs to none
 

@@ -62,9 +62,8 @@ class RefusalProbe:
             return False
         if needs_s <= _FACTOR * left_s:
             return True
-        if (
-            self._tested is None or now < self._tested
-        ):  # the first refusal starts the clock; a clock that was set back starts again
+        # the first refusal starts the clock; a clock that was set back starts again
+        if self._tested is None or now < self._tested:
             self._tested = now
             return False
         doublings = min(_MOST_DOUBLINGS, (now - self._tested) / _DOUBLES_S)

@@ -52,14 +52,16 @@ def is_loopback(url: str) -> bool:
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
-def to_body(request: ChatRequest, *, model: str, stream: bool = True) -> dict[str, object]:
-    """The JSON body of one chat completion. `sample` is not sent: it only tells requests apart."""
+def to_body(request: ChatRequest, *, model: str) -> dict[str, object]:
+    """The JSON body of one streamed chat completion. `sample` is not sent: it only tells requests apart."""
     body: dict[str, object] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.content} for m in request.messages],
         "temperature": request.temperature,
         "top_p": request.top_p,
         "max_tokens": request.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
     if request.seed is not None:
         body["seed"] = request.seed
@@ -67,8 +69,6 @@ def to_body(request: ChatRequest, *, model: str, stream: bool = True) -> dict[st
         body["stop"] = list(request.stop)
     if request.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
-    if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
 
 

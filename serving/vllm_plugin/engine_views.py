@@ -303,9 +303,8 @@ class StepCalibrator:
         self._start, self.model = start, start
         self._calibrate = calibrate
         self._used = 1.0  # how many times slower the model is than the start
-        self._flying: deque[tuple[Any, float, float]] = (
-            deque()
-        )  # output, when it was scheduled, ms by the start model
+        # output, when it was scheduled, ms by the start model
+        self._flying: deque[tuple[Any, float, float]] = deque()
         self._landed_at = float("-inf")
         self._seen_ms, self._said_ms = 0.0, 0.0  # decaying sums: the newest steps weigh most
         self._steps = 0

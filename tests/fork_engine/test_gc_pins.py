@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.fork_engine.gc_pins import Pins, pinned
+from ramify.fork_engine.gc_pins import Pins, snapshots_named_in
 from ramify.fork_engine.types import SnapshotId
 from tests.open_files import left_open, open_files
 
@@ -140,8 +140,8 @@ def test_the_old_file_goes_on_where_no_new_one_can_be_made(
 
 def test_a_record_that_was_cut_off_keeps_and_frees_nothing() -> None:
     other = SnapshotId("b" * 64)
-    assert pinned(f"\n+{ID}\n+{other}\n-{other[:30]}".encode()) >= {ID, other}
-    assert ID not in pinned(f"\n+{ID[:30]}".encode())
+    assert snapshots_named_in(f"\n+{ID}\n+{other}\n-{other[:30]}".encode()) >= {ID, other}
+    assert ID not in snapshots_named_in(f"\n+{ID[:30]}".encode())
 
 
 def test_pins_of_an_earlier_version_are_read(tmp_path: Path) -> None:
@@ -165,15 +165,15 @@ def test_a_world_pin_keeps_the_newest_state_until_it_is_closed(tmp_path: Path) -
     """A command may still run when its step has ended."""
     pins, other = Pins(tmp_path), SnapshotId("b" * 64)
     open_before = open_files(tmp_path)
-    ground = pins.ground()
-    ground.moved(other)
-    ground.moved(ID)
+    world_pins = pins.of_world()
+    world_pins.moved(other)
+    world_pins.moved(ID)
     assert pins.kept() == {ID}
-    ground.gave(ID)
-    ground.moved(other)
+    world_pins.keep(ID)
+    world_pins.moved(other)
     assert pins.kept() == {ID, other}
-    ground.close()
-    ground.gave(ID)
-    ground.moved(other)
+    world_pins.close()
+    world_pins.keep(ID)
+    world_pins.moved(other)
     assert pins.kept() == set()
     assert left_open(open_before, tmp_path) == []

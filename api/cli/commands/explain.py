@@ -35,9 +35,8 @@ class Changed:
     steps: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     parts: tuple[CodePart, ...] = ()  # functions, classes and constants that changed
-    readers: Mapping[OpId, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # operations that read what the changed steps write
+    # operations that read what the changed steps write
+    readers: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)
 
 
 @click.command("explain")
@@ -158,7 +157,7 @@ def _plan_now(run: RunRecord, target: str | None) -> Plan:
         from ramify.cli.commands.compile import compiled
 
         return compiled(run.workflow, workspace=run.workspace).plan
-    from ramify.cli.commands.threads import find_app
+    from ramify.cli.commands.thread_resume import find_app
 
     with find_app(run, target, "explain") as app:
         return app.session.plan

@@ -95,7 +95,7 @@ def build_command(home: Home, folder: Path, name: str, dockerfile: Path | None) 
 def ls_command(home: Home, as_json: bool) -> None:
     """List the images, newest first.
 
-    SIZE counts each layer fully, also if other images share it.
+    SIZE counts each layer fully, even if other images share it.
 
     \b
     Example: ramify image ls

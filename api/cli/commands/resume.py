@@ -18,7 +18,13 @@ from ramify.cli.commands.run import (
     run_options,
     show_result,
 )
-from ramify.cli.commands.threads import AnswersGiven, ThreadResume
+from ramify.cli.commands.thread_resume import (
+    AnswersGiven,
+    ThreadResume,
+    find_app,
+    resume_thread,
+    set_home_variables,
+)
 from ramify.cli.completion import run_names
 from ramify.cli.console import answer_text, pass_home, run_async, say, say_json
 from ramify.cli.errors import Interrupted
@@ -150,7 +156,6 @@ def _show_changes(home: Home, record: RunRecord, *, as_json: bool) -> None:
 
 
 def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: str | None, how: ThreadResume) -> None:
-    from ramify.cli.commands import threads
     from ramify.cli.commands.explain import change_lines, compared
     from ramify.cli.progress import Progress
     from ramify.compiler.plan import Plan, PlanError
@@ -163,8 +168,8 @@ def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: s
         )
     if (choices.base_url, choices.model, choices.api_key) != (None, None, None):
         raise click.UsageError("name a graph's model where it is compiled: ramify.compile(graph, base_url=…)")
-    threads.set_home_variables(home)
-    graph = threads.find_app(record, target)
+    set_home_variables(home)
+    graph = find_app(record, target)
     if not choices.quiet:
         with suppress(PlanError):  # a plan of a format that is no longer read cannot be compared
             changed = compared(Plan.from_json(record.plan_json), graph.session.plan, record.frontend)
@@ -182,12 +187,11 @@ def _resume_thread(home: Home, record: RunRecord, choices: RunOptions, target: s
 async def _thread_to_the_end(
     home: Home, graph: WorldApp, record: RunRecord, choices: RunOptions, how: ThreadResume
 ) -> Finished:
-    from ramify.cli.commands.threads import go_on
     from ramify.session import Runtime
 
     async with Runtime(home=home.folder, database=home.database) as runtime:
         checkpoint = None if how.back_to is None else await require_checkpoint(runtime.store, how.back_to)
-        result = await go_on(graph, runtime, record, how, checkpoint)
+        result = await resume_thread(graph, runtime, record, how, checkpoint)
         return await finish(runtime, result, record.id, choices)
 
 

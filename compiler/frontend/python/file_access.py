@@ -61,9 +61,8 @@ class _FileReader:
     commands: list[str] = field(default_factory=list)
     env: set[str] = field(default_factory=set)
     names: dict[str, _Path] = field(default_factory=dict)  # local names that hold paths
-    written: dict[ast.expr, tuple[str, str | None]] = field(
-        default_factory=dict
-    )  # by call: path, digest of a literal
+    # by call: path, digest of a literal
+    written: dict[ast.expr, tuple[str, str | None]] = field(default_factory=dict)
     times: Counter[str] = field(default_factory=Counter)  # how many places of the code write to a path
     known: set[ast.AST] = field(default_factory=set)  # uses of the world and its paths that were understood
 

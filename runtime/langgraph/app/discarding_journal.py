@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from ramify.runtime.execution.driver import Services
+from ramify.runtime.execution.new_runs import Services
 from ramify.runtime.journal.journal import Journal
 from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, RunRecord
 from ramify.runtime.store import RunStore

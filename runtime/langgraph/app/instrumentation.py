@@ -51,9 +51,8 @@ def _give(tool: BaseTool) -> None:
         return
     tool.func = tool.func and _given(tool.func)
     tool.coroutine = tool.coroutine and _given(tool.coroutine)
-    fields = getattr(
-        tool.args_schema, "model_fields", {}
-    )  # set for a pydantic v2 class only; a v1 class or plain JSON schema stays as the user wrote it
+    # set for a pydantic v2 class only; a v1 class or plain JSON schema stays as the user wrote it
+    fields = getattr(tool.args_schema, "model_fields", {})
     if parameters & fields.keys():
         made = StructuredTool.from_function(
             tool.func, tool.coroutine, name=tool.name, description=tool.description, infer_schema=True

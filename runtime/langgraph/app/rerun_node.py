@@ -28,8 +28,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
-from ramify.compiler.plan import Effect, OpKind
-from ramify.fork_engine.gc_pins import Ground, Pins
+from ramify.compiler.plan import HARMLESS, OpKind
+from ramify.fork_engine.gc_pins import Pins, WorldPins
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.journal.journal import Durable
@@ -60,8 +60,7 @@ _KEY = re.compile(
     rf"^(.*?)\|({_TASK}(?:\|(?:\d+|{_TASK}))*)({re.escape(REPLAY)}[0-9a-f]+)?$",
     re.DOTALL,
 )
-_LENT = re.compile(r"\|a\d+\|LEND\|(\d+)$")
-_MAY_BE = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
+_FORK_KEY = re.compile(r"\|a\d+\|LEND\|(\d+)$")
 
 
 class RerunFinished(BaseException):
@@ -141,7 +140,7 @@ class NodeRerunner:
     async def rerun_node(
         self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack
     ) -> SnapshotId | None:
-        place, app = TaskPlace.of(_LENT.sub("", row.key)), self._app()
+        place, app = TaskPlace.of(_FORK_KEY.sub("", row.key)), self._app()
         if place is None or app is None:
             return None
         # such a saver waits for its own loop, and that loop may wait for the node that asks
@@ -157,8 +156,10 @@ class NodeRerunner:
             return None
         undone = frozenset(id for _, id, _ in place.path)
         handled = row.step in {node.error_handler_node for node in app.nodes.values()} - {None}
-        lent = row.snapshot_out if row.kind is OpKind.FORK else None
-        shown = RewoundCheckpointer(self._saver, self._thread, place.thread, cuts, undone, lent=lent, handled=handled)
+        forked_from = row.snapshot_out if row.kind is OpKind.FORK else None
+        shown = RewoundCheckpointer(
+            self._saver, self._thread, place.thread, cuts, undone, forked_from=forked_from, handled=handled
+        )
         again = await _again_run(run, rows, row, place, kept)
         try:
             await _in_a_thread(lambda: self._run(app, again, shown, place.thread))
@@ -252,7 +253,7 @@ class ScratchRun(GraphRun):
         self._driven: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._ended = False
         self._kept = kept
-        self._grounds: dict[BranchPath, Ground] = {}
+        self._world_pins: dict[BranchPath, WorldPins] = {}
 
     async def snapshot(self, id: str) -> Snapshot:
         """Return the snapshot; recompute it first if it is lost too, under the lock that the outer recomputation
@@ -277,10 +278,10 @@ class ScratchRun(GraphRun):
             self.note(row)
 
     def _stands(self, branch: BranchPath, id: SnapshotId) -> None:
-        if branch not in self._grounds:
-            self._grounds[branch] = Pins(self.services.locks).ground()
-            self._kept.callback(self._grounds[branch].close)
-        self._grounds[branch].moved(id)
+        if branch not in self._world_pins:
+            self._world_pins[branch] = Pins(self.services.locks).of_world()
+            self._kept.callback(self._world_pins[branch].close)
+        self._world_pins[branch].moved(id)
 
     def note(self, row: OpRecord) -> None:
         if _of_any_attempt(row.key) == self._wanted and row.status is OpStatus.DONE:
@@ -328,10 +329,10 @@ class ScratchRun(GraphRun):
 
     def _may_be(self, node: WorldNode, task: Task) -> bool:
         planned = None if task.inner else self.plan.step(task.node)
-        if planned is not None and planned.effect in _MAY_BE:
+        if planned is not None and planned.effect in HARMLESS:
             return True
         is_graph = isinstance(node.bound, Pregel)  # each node of the graph is checked by itself
-        return is_graph or node.starts or node.declared in _MAY_BE or node.parameter is not None
+        return is_graph or node.starts or node.declared in HARMLESS or node.parameter is not None
 
 
 async def _again_run(
@@ -351,8 +352,8 @@ async def _again_run(
 
 
 def _of_any_attempt(key: str) -> str:
-    """Remove the attempt number of a loan's key: a loan of one attempt equals that of another attempt."""
-    return _LENT.sub(r"|LEND|\1", key)
+    """Remove the attempt number of a nested fork's key: a fork of one attempt equals that of another attempt."""
+    return _FORK_KEY.sub(r"|LEND|\1", key)
 
 
 async def _in_a_thread(work: Callable[[], Any]) -> Any:

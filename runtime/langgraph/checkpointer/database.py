@@ -22,11 +22,10 @@ from sqlalchemy.pool import NullPool
 from ramify import paths
 from ramify.runtime.langgraph.checkpointer.tables import make
 from ramify.runtime.store.address import parse
-from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, is_connection_lost, is_serialization_failure
+from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, Retries
 from ramify.runtime.store.engines import bind_to_process, prepare, sync_folder
 from ramify.runtime.store.pooler_check import refuse_shared_sessions
 from ramify.runtime.store.readonly_sqlite import connected
-from ramify.runtime.store.run_committer import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S
 
 
 class Ready:
@@ -194,15 +193,10 @@ class DatabaseClient:
     def _patiently(self, attempt: Callable[[], T]) -> T:
         if self._closed:
             raise RuntimeError(f"the {type(self).__name__.lower()} is closed: open it again")
-        until, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
+        retries = Retries()
         while True:
             try:
                 return attempt()
             except DBAPIError as error:
-                if (
-                    not (is_connection_lost(error) or is_serialization_failure(error))
-                    or time.monotonic() + pause > until
-                ):
-                    raise
-            time.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+                pause_s = retries.pause_after(error)
+            time.sleep(pause_s)

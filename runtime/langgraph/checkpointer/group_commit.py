@@ -30,21 +30,9 @@ from ramify.fork_engine import crash_points
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import UsedAfterFork
 from ramify.runtime.store.batch_writer import Job
-from ramify.runtime.store.database_errors import (
-    divided,
-    is_busy,
-    is_connection_lost,
-    is_duplicate_key,
-    is_serialization_failure,
-)
+from ramify.runtime.store.database_errors import Retries, divided, is_busy, is_connection_lost, is_duplicate_key
 from ramify.runtime.store.engines import driver_errors, transaction
-from ramify.runtime.store.run_committer import (
-    FIRST_PAUSE_S,
-    JOIN_NEXT_COMMIT_S,
-    LONGEST_PAUSE_S,
-    PATIENCE_S,
-    RunCommitter,
-)
+from ramify.runtime.store.run_committer import JOIN_NEXT_COMMIT_S, RunCommitter
 
 Work = Callable[[Connection], Any]
 Commit = Callable[[], None]
@@ -358,27 +346,20 @@ class GroupCommitter:
     def _patiently(self, batch: Collection[_Job]) -> None:
         """Commit a batch; retry if the server is gone. A commit whose answer was lost is done again, which leaves the
         same."""
-        until, pause = self._clock() + PATIENCE_S, FIRST_PAUSE_S
+        retries = Retries(timer=self._clock)
         how = self._how(batch)
         while True:
             try:
                 self._once(batch, how)
                 return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # `pause_after` raises it
                 if how is WriteMode.OPTIMISTIC and (isinstance(error, NeedsAnswer) or is_duplicate_key(error)):
                     how = WriteMode.CHECKED
                     continue
-                if (
-                    how is WriteMode.OPTIMISTIC and divided(error) and self._clock() < until
-                ):  # a deletion got in between: optimistic again
-                    continue
-                if (
-                    not (is_connection_lost(error) or is_serialization_failure(error))
-                    or self._clock() + pause > until
-                ):
-                    raise
-            self._sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+                if how is WriteMode.OPTIMISTIC and divided(error) and not retries.are_over:
+                    continue  # a deletion got in between: optimistic again
+                pause_s = retries.pause_after(error)
+            self._sleep(pause_s)
 
     def _how(self, batch: Collection[_Job]) -> WriteMode:
         """Return the most careful mode of the batch. OPTIMISTIC is for servers only."""

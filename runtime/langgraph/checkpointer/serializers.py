@@ -86,14 +86,14 @@ class PlainSerializer:
             case "json":
                 return json.loads(body)
             case "msgpack":
-                return ormsgpack.unpackb(body, ext_hook=_laid_open, option=ormsgpack.OPT_NON_STR_KEYS)
+                return ormsgpack.unpackb(body, ext_hook=_plain_extension, option=ormsgpack.OPT_NON_STR_KEYS)
         raise ValueError(f"{len(body)} bytes ({kind})")
 
 
-def _laid_open(code: int, data: bytes) -> Any:
+def _plain_extension(code: int, data: bytes) -> Any:
     if code == EXACT:
-        return _bare(json.loads(data))
-    held = ormsgpack.unpackb(data, ext_hook=_laid_open, option=ormsgpack.OPT_NON_STR_KEYS)
+        return _without_types(json.loads(data))
+    held = ormsgpack.unpackb(data, ext_hook=_plain_extension, option=ormsgpack.OPT_NON_STR_KEYS)
     if code == EXT_DELTA_SNAPSHOT:
         return held
     if code == EXT_NUMPY_ARRAY:
@@ -106,13 +106,17 @@ def _laid_open(code: int, data: bytes) -> Any:
     return value
 
 
-def _bare(value: Any) -> Any:
+def _without_types(value: Any) -> Any:
     """Return what the journal's form holds, without the names of types."""
     if isinstance(value, list):
-        return [_bare(one) for one in value]
+        return [_without_types(one) for one in value]
     if not isinstance(value, dict):
         return value
-    return _bare(value["v"]) if "$" in value and "v" in value else {key: _bare(one) for key, one in value.items()}
+    return (
+        _without_types(value["v"])
+        if "$" in value and "v" in value
+        else {key: _without_types(one) for key, one in value.items()}
+    )
 
 
 PLAIN_SERIALIZER = PlainSerializer()
@@ -131,14 +135,14 @@ class StrictSerializer(JsonPlusSerializer):
     """LangGraph's serialiser without imports. `allow`: more types to build."""
 
     def __init__(self, allow: Iterable[Allowed] = ()) -> None:
-        self._told = frozenset(_key(one) for one in allow)
+        self._allowed = frozenset(_key(one) for one in allow)
         super().__init__(allowed_msgpack_modules=None)
 
     def with_msgpack_allowlist(self, extra_allowlist: Iterable[tuple[str, ...] | type]) -> JsonPlusSerializer:
         """Return a copy that also allows these types. LangGraph calls this with the types of a graph's schemas in its
         strict mode."""
         clone = copy.copy(self)
-        clone._told = self._told | {_key(one) for one in extra_allowlist}
+        clone._allowed = self._allowed | {_key(one) for one in extra_allowlist}
         return clone
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
@@ -196,7 +200,7 @@ class StrictSerializer(JsonPlusSerializer):
         """Return the type; None if its module is loaded and has no such name, as for a class inside a function."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeNotAllowed(str(module), str(name))
-        if (module, name) in SAFE_MSGPACK_TYPES or (module, name) in self._told:
+        if (module, name) in SAFE_MSGPACK_TYPES or (module, name) in self._allowed:
             return getattr(importlib.import_module(module), name, None)
         loaded = sys.modules.get(module)
         if loaded is None:

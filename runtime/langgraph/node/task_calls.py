@@ -22,7 +22,7 @@ from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.node.task_config import INVOCATION, key_of, scheduler
 from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.rewound_checkpointer import restore_task_outcome
-from ramify.runtime.langgraph.thread.supersteps import Later, Loan, Position, Superstep, Task
+from ramify.runtime.langgraph.thread.supersteps import DeferredFork, DeferredPosition, Position, Superstep, Task
 from ramify.runtime.worlds.world_pool import Branch
 
 Wrap = Callable[[str, Runnable[Any, Any], "Call"], Runnable[Any, Any]]
@@ -34,7 +34,7 @@ class Call:
     """One call of a task by a node."""
 
     caller: Attempt
-    loan: Loan  # of the caller's world, as it was at the call
+    fork: DeferredFork  # of the caller's world, as it was at the call
     function: str  # by which LangGraph's `clear_cache` of a task finds its cached results
     cache_policy: CachePolicy[Any] | None
     key: str = ""  # the task's journal key, set when LangGraph has made the task
@@ -46,7 +46,7 @@ class Call:
         """Return the attempt if it needs no place in the journal before it first uses its world, else None. Any
         thread may call this."""
         run = self.caller.run
-        stands = run.journal.knows(task.key) or run.again is not None or self.loan.lent is not None
+        stands = run.journal.knows(task.key) or run.again is not None or self.fork.made is not None
         return None if task.attempt > 1 or stands else self.attempt(task, saved)
 
     def attempt(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
@@ -56,13 +56,15 @@ class Call:
         caller = self.caller
 
         async def known() -> Superstep:
-            lent = await self.loan.taken()
-            at = lent.branch.checkpoint
+            nested = await self.fork.take()
+            at = nested.branch.checkpoint
             path = (await caller.stand()).branch.path
-            start = Position(path, caller.task.key, lent.state, at)
-            return Superstep(Branch(path, lent.state, at), start, lent.place, children={task.index: lent.branch})
+            start = Position(path, caller.task.key, nested.state, at)
+            return Superstep(
+                Branch(path, nested.state, at), start, nested.place, children={task.index: nested.branch}
+            )
 
-        return Attempt(caller.portal, caller.run, task, Later(caller.place, known), caller.calls, saved)
+        return Attempt(caller.portal, caller.run, task, DeferredPosition(caller.place, known), caller.calls, saved)
 
     async def take(self) -> None:
         """Merge the task's changes into the caller's world, once."""
@@ -99,11 +101,11 @@ class Calls:
         """Call a task and return a future of its result, as LangGraph does. The cache is asked when the task runs,
         with its world in the key."""
         wait = self._caller.portal.wait
-        loan = self._caller.lends()
-        if self._caller.must_lend_now:
-            wait(loan.taken())
+        fork = self._caller.reserve_fork()
+        if self._caller.must_fork_now:
+            wait(fork.take())
         policy = options.get("cache_policy") or self._policy
-        call = Call(self._caller, loan, identifier(func) or "__dynamic__", policy)
+        call = Call(self._caller, fork, identifier(func) or "__dynamic__", policy)
         self._made.append(call)
         options |= {"schedule_task": self._scheduler(call), "cache_policy": None}
         made = self._original(func, input, **options)

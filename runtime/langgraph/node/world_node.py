@@ -50,12 +50,12 @@ class Code:
     def places(self) -> list[Runnable[Any, Any]]:
         """Placeholders for every step but the first, so that the writes after them keep their numbers. The first
         place runs all steps."""
-        return [_Place() for _ in self._steps[1:]]
+        return [_PassThrough() for _ in self._steps[1:]]
 
     def run(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
         """Run the steps. `extra` holds keyword arguments for the first step. If `streamed`, each step gets the chunks
         of the one before."""
-        with _ambient(config):
+        with _AmbientConfig(config):
             if streamed:
                 first, *rest = self._steps
                 chunks = first.stream(value, config, **extra)
@@ -70,7 +70,7 @@ class Code:
 
     async def arun(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
         """The async counterpart of `run`."""
-        with _ambient(config):
+        with _AmbientConfig(config):
             if streamed:
                 return await self._astreamed(value, config, extra)
             first, *rest = self._steps
@@ -90,7 +90,7 @@ class Code:
             return _joined([chunk async for chunk in chunks])
 
 
-class _Place(Runnable[Any, Any]):
+class _PassThrough(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return input
 
@@ -125,7 +125,7 @@ def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
     return patch_config(config, callbacks=mine)
 
 
-class _ambient:
+class _AmbientConfig:
     """Sets the ambient config, which graphs and tasks use when the code calls them without one."""
 
     __slots__ = ("_config", "_token")
@@ -352,7 +352,7 @@ def _begins_later(reading: Reading) -> bool:
     """Tell whether a graph that a node's code calls begins without a world. A graph that began on an earlier fork
     does not: its channel still holds that position."""
     invocation = reading.invocation
-    return invocation.within is not None and reading.env is None and invocation.lends_later
+    return invocation.within is not None and reading.env is None and invocation.forks_later
 
 
 def _keep(reading: Reading, env: StoredPosition | None) -> None:

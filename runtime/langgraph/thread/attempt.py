@@ -28,7 +28,7 @@ from ramify.runtime.langgraph.thread.standing_attempt import (
     digest,
     error_fields,
 )
-from ramify.runtime.langgraph.thread.supersteps import Later, Lent, Loan, Superstep, Task
+from ramify.runtime.langgraph.thread.supersteps import DeferredFork, DeferredPosition, NestedFork, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, OpStatus
 from ramify.runtime.user_code.call_slo import CallSLO
@@ -44,7 +44,7 @@ class Attempt:
         portal: Portal,
         run: GraphRun,
         task: Task,
-        at: StoredPosition | Superstep | Later,
+        at: StoredPosition | Superstep | DeferredPosition,
         calls: LLMCalls,
         saved: concurrent.futures.Future[Any] | None = None,
         *,
@@ -87,7 +87,7 @@ class Attempt:
                 if self._saved is not None:
                     await asyncio.wrap_future(self._saved)
                 at = self._at
-                found = await at.known() if isinstance(at, Later) else at
+                found = await at.known() if isinstance(at, DeferredPosition) else at
                 step = found if isinstance(found, Superstep) else await self.run.superstep(self.task, found)
                 branch = step.branch(self.task.index)
                 await branch.lock.acquire()
@@ -158,10 +158,10 @@ class Attempt:
         self.run.note(self._context.row(self.place()[0], **changes))
 
     def place(self) -> tuple[BranchPath, str]:
-        """Return the branch and the snapshot id where it is, or where the node is that lends it a world."""
+        """Return the branch and the snapshot id where it is, or where the node is whose world it gets a fork of."""
         at = self._at
-        if isinstance(at, Later):
-            return at.lenders_place()
+        if isinstance(at, DeferredPosition):
+            return at.callers_place()
         if isinstance(at, Superstep):
             return at.line.path, at.start.snapshot.id
         return BranchPath(at["branch"]), at["snapshot"]
@@ -178,21 +178,21 @@ class Attempt:
     async def call_llm(self, requests: list[ChatRequest], said: CallSLO) -> list[ChatResult]:
         return await (await self.stand()).call_llm(requests, said)
 
-    def lends(self) -> Loan:
-        """Reserve a fork of the world as it is now, for something that the node's code runs. If `must_lend_now`, take
-        the loan at once. Any thread may call this."""
+    def reserve_fork(self) -> DeferredFork:
+        """Reserve a fork of the world as it is now, for something that the node's code runs. If `must_fork_now`, take
+        it at once. Any thread may call this."""
         number = self._context.forks
         self._context.forks += 1
 
-        async def make(state: Snapshot | None) -> Lent:
+        async def make(state: Snapshot | None) -> NestedFork:
             return await (await self.stand()).fork(number, state)
 
-        loan = Loan(make)
-        self._context.open_loans.append(loan)
-        return loan
+        fork = DeferredFork(make)
+        self._context.open_forks.append(fork)
+        return fork
 
     @property
-    def must_lend_now(self) -> bool:
+    def must_fork_now(self) -> bool:
         """Whether the node's world may have changed already, or is about to be made."""
         return self._standing is not None and self._standing.may_have_changed
 

@@ -27,7 +27,7 @@ from langgraph.errors import EmptyChannelError
 from ramify.compiler.plan import site_file
 from ramify.runtime.langgraph.compat import MISSING, PregelLoop
 from ramify.runtime.langgraph.errors import note_channel
-from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition, copy_loan
+from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition, copy_fork
 
 
 class WorldChannel(BaseChannel[StoredPosition, StoredPosition, StoredPosition]):
@@ -92,7 +92,7 @@ def joined(writes: Sequence[StoredPosition]) -> StoredPosition:
         "checkpoint": first["checkpoint"],
         "join": children,
     }
-    copy_loan(first, env)
+    copy_fork(first, env)
     return env
 
 

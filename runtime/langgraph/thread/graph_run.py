@@ -21,7 +21,8 @@ from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Level, Recovered, RunEnded, RunStarted
-from ramify.runtime.execution.driver import Services, mixing, reuse_of
+from ramify.runtime.execution.driver import mixing, reuse_of
+from ramify.runtime.execution.new_runs import Services
 from ramify.runtime.journal.journal import Durable, Journal
 from ramify.runtime.langgraph.errors import WorldLost
 from ramify.runtime.langgraph.thread.lost_states import LostStates
@@ -38,7 +39,7 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.store.run_locks import hold_run
-from ramify.runtime.worlds.world_pool import Branch, WorldPool, world_spec
+from ramify.runtime.worlds.world_pool import Branch, WorldPool, spec_of_run
 
 _LINGER_S = 0.05
 """How long rows that nothing waits for may be collected before they are written."""
@@ -52,7 +53,7 @@ class GraphRun:
         self.record = record
         self.plan = plan
         self.journal = journal
-        self.worlds = WorldPool(services.backend, world_spec(record))
+        self.worlds = WorldPool(services.backend, spec_of_run(record))
         self._lines: dict[BranchPath, Branch] = {}
         self._heads: dict[str, str] = {}  # by branch: the key of the row at which it stands
         self._forks = 0
@@ -249,12 +250,12 @@ class GraphRun:
                 self._supersteps[task.superstep] = await self._stand(task, env)
             return self._supersteps[task.superstep]
 
-    async def lent(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
+    async def nested_fork(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
         """Make a branch for what a node's code runs on a fork of its world; return it and the name of the fork."""
         async with self._lock:  # names of forks are numbered by the recorded rows
-            return await self._lent(key, inside, parent, snapshot)
+            return await self._nested_fork(key, inside, parent, snapshot)
 
-    async def _lent(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
+    async def _nested_fork(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
         place = f"{self._fork_op.id}.{self._forks}"
         branch = Branch(BranchPath(f"{parent.path}/{place}.0"), snapshot, parent.checkpoint)
         row = self.row(

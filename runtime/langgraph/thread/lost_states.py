@@ -23,7 +23,7 @@ from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.estimates.cost_model import Choice
 from ramify.runtime.estimates.recorded_runs import FILES, files_written
 from ramify.runtime.events import Level
-from ramify.runtime.execution.driver import Services
+from ramify.runtime.execution.new_runs import Services
 from ramify.runtime.langgraph.errors import StateGone
 from ramify.runtime.records import AGAIN, BranchPath, CheckpointId, OpRecord, OpStatus, RunRecord, checkpoint_id
 from ramify.runtime.worlds.recovery import LOST

@@ -29,8 +29,8 @@ class StoredPosition(TypedDict):
     lender: NotRequired[str]  # next to `base`: journal key of that node's task
 
 
-def copy_loan(begun: StoredPosition, env: StoredPosition) -> None:
-    """Copy to `env` the loan on which the graph of `begun`, its earlier position, began."""
+def copy_fork(begun: StoredPosition, env: StoredPosition) -> None:
+    """Copy to `env` the fork on which the graph of `begun`, its earlier position, began."""
     if "base" in begun:
         env["base"] = begun["base"]
     if "lender" in begun:

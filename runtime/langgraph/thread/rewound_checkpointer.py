@@ -69,8 +69,8 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
     """Shows a thread as it was before some tasks ended.
 
     `cuts`: by namespace, the checkpoint that is shown as the newest. `undone`: tasks that have not ended there.
-    `lent`: graphs that began on this state have not begun. `handled`: failed tasks stay failed, so that their error
-    handler runs.
+    `forked_from`: graphs that began on this state have not begun. `handled`: failed tasks stay failed, so that their
+    error handler runs.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
         cuts: Mapping[str, str],
         undone: frozenset[str],
         *,
-        lent: str | None,
+        forked_from: str | None,
         handled: bool,
     ) -> None:
         super().__init__(serde=real.serde)
@@ -90,7 +90,7 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
         self._shown_as = shown_as
         self._cuts = cuts
         self._undone = undone
-        self._lent = lent
+        self._forked_from = forked_from
         self._handled = handled
         self._new: dict[str, CheckpointTuple] = {}  # by namespace: the newest checkpoint
 
@@ -116,7 +116,7 @@ class RewoundCheckpointer(BaseCheckpointSaver[Any]):
 
     def _has_not_begun(self, saved: CheckpointTuple) -> bool:
         env = saved.checkpoint["channel_values"].get(ENV)
-        return self._lent is not None and env is not None and env.get("base") == self._lent
+        return self._forked_from is not None and env is not None and env.get("base") == self._forked_from
 
     def _as_shown(self, conf: Mapping[str, Any]) -> dict[str, Any]:
         return {**conf, CONFIG_KEY_THREAD_ID: self._shown_as}

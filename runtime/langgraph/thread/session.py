@@ -20,8 +20,8 @@ from ramify.compiler.plan import Plan
 from ramify.fork_engine.types import Skipped, SnapshotId
 from ramify.runtime.errors import RunNotFound, error_text
 from ramify.runtime.events import Observer
-from ramify.runtime.execution.driver import Launch, Services, create, new_run_id
 from ramify.runtime.execution.model_calls import LLMCalls
+from ramify.runtime.execution.new_runs import Launch, Services, create, new_run_id
 from ramify.runtime.langgraph.checkpointer import Saver
 from ramify.runtime.langgraph.compat import PregelLoop
 from ramify.runtime.langgraph.errors import AppClosed, WorldLost
@@ -31,7 +31,7 @@ from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.lost_states import RerunsNodes
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
 from ramify.runtime.langgraph.thread.positions import StoredPosition
-from ramify.runtime.langgraph.thread.supersteps import Later, Loan, Task
+from ramify.runtime.langgraph.thread.supersteps import DeferredFork, DeferredPosition, Task
 from ramify.runtime.records import AGAIN, CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
 from ramify.runtime.store.run_locks import is_held
 from ramify.runtime.user_code.sandbox import SyncSandbox
@@ -58,15 +58,14 @@ class Invocation:
     channel: WorldChannel | None = None  # of this invocation, set when LangGraph has made it
     loop: PregelLoop | None = None  # LangGraph's, set when a node has run
     within: Attempt | None = None  # the node whose code called the graph
-    loan: Loan | None = None  # a loan of that node's world, as it was when this invocation began
+    fork: DeferredFork | None = None  # of that node's world, as it was when this invocation began
     left: StoredPosition | None = None  # where a node stood that handed over to the parent graph
     deadline_s: float | None = None
     anonymous: RunId | None = None  # the run of an invocation without thread or checkpointer
     was_begun: bool = False  # that run may have a row already
     saver: Saver | None = None  # its checkpointer, if that is Ramify's
-    unsent: dict[str, StoredPosition] = field(
-        default_factory=dict
-    )  # by task: what nodes will write to the world channel
+    # by task: what nodes will write to the world channel
+    unsent: dict[str, StoredPosition] = field(default_factory=dict)
     rerunner: RerunsNodes[GraphRun] | None = None  # recomputes lost states of the thread
     instead: GraphRun | None = None  # the run in which its nodes act, if a node is run again to recompute its files
     number: str = field(default_factory=new_run_id)  # unique to this invocation
@@ -91,20 +90,20 @@ class Invocation:
         self.channel = channel
 
     @property
-    def lends_later(self) -> bool:
+    def forks_later(self) -> bool:
         """Whether a graph that a node's code calls may begin without a world, since none of its nodes may ever ask
         for one."""
         assert self.within is not None, "only for a graph in a node"
-        self.loan = self.loan or self.within.lends()
-        return self.loan.lent is None and not self.within.must_lend_now
+        self.fork = self.fork or self.within.reserve_fork()
+        return self.fork.made is None and not self.within.must_fork_now
 
     async def base(self) -> StoredPosition:
         """Return where a graph begins that a node's code calls: on a fork of the node's world."""
         assert self.within is not None, "only for a graph in a node"
-        self.loan = self.loan or self.within.lends()
-        lent = await self.loan.taken()
-        first = self.within.run.first(lent.state, lent.branch.checkpoint)
-        return {**first, "branch": lent.branch.path, "base": lent.state.id, "lender": self.within.task.key}
+        self.fork = self.fork or self.within.reserve_fork()
+        nested = await self.fork.take()
+        first = self.within.run.first(nested.state, nested.branch.checkpoint)
+        return {**first, "branch": nested.branch.path, "base": nested.state.id, "lender": self.within.task.key}
 
     async def take_back(self) -> None:
         """Merge what the graph did into the world of the node that called it."""
@@ -170,9 +169,11 @@ class Session:
         if task.attempt > 1 or (env is not None and "join" in env):
             return None
         if env is None:
-            if within is None or not invocation.lends_later or within.run.journal.knows(task.key):
+            if within is None or not invocation.forks_later or within.run.journal.knows(task.key):
                 return None
-            return Attempt(self.portal, within.run, task, Later(within.place, invocation.base), within.calls, saved)
+            return Attempt(
+                self.portal, within.run, task, DeferredPosition(within.place, invocation.base), within.calls, saved
+            )
         run = invocation.runs.get(RunId(env["run"])) if within is None else within.run
         if run is None or run.record.id != env["run"] or run.journal.knows(task.key):
             return None
@@ -266,7 +267,7 @@ class Session:
         try:
             here = await run.settle(env)
             old = Branch(here.branch, here.snapshot, here.checkpoint)
-            branch, _ = await run.lent(f"edit {new_run_id()}", "an edit", old, here.snapshot)
+            branch, _ = await run.nested_fork(f"edit {new_run_id()}", "an edit", old, here.snapshot)
             world, _ = await run.worlds.acquire(branch)
             face = PortalSandbox(world, self.portal)
             await asyncio.to_thread(change, SyncSandbox(face, asyncio.get_running_loop()))

@@ -20,8 +20,8 @@ from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.journal.journal import Durable
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
-from ramify.runtime.langgraph.thread.positions import StoredPosition, copy_loan
-from ramify.runtime.langgraph.thread.supersteps import Lent, Loan, Position, Superstep, Task
+from ramify.runtime.langgraph.thread.positions import StoredPosition, copy_fork
+from ramify.runtime.langgraph.thread.supersteps import DeferredFork, NestedFork, Position, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.reuse.commands import ReusableCommands
@@ -45,7 +45,7 @@ class AttemptContext:
     op: PlanOp
     code: str  # digest of the node's code, "" if the plan does not have the node
     begun: float  # Unix seconds
-    open_loans: list[Loan] = field(default_factory=list)  # may not have been taken yet
+    open_forks: list[DeferredFork] = field(default_factory=list)  # may not have been taken yet
     forks: int = 0  # forks and merges so far, which numbers their journal keys
 
     @classmethod
@@ -91,7 +91,7 @@ class StandingAttempt:
         self._making = asyncio.Lock()
         self._fork_s: float | None = None
         # protects what is sealed on the way from garbage collection
-        self._pin = Pins(context.run.services.locks).ground()
+        self._world_pins = Pins(context.run.services.locks).of_world()
 
     @classmethod
     async def on(cls, context: AttemptContext, superstep: Superstep, branch: Branch) -> StandingAttempt:
@@ -120,7 +120,7 @@ class StandingAttempt:
         `BackendUnavailable`."""
         async with self._making:
             if self.face is None:
-                await self._fix_loans()
+                await self._fix_open_forks()
                 world, self._fork_s = await self._context.run.worlds.acquire(self.branch)
                 self.face = PortalSandbox(world, self._context.portal, self._commands())
                 if self._context.run.came_back and self._fork_s is not None:
@@ -140,7 +140,7 @@ class StandingAttempt:
         def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
             return self._context.run.row(kind, self._context.op, key, self.branch.path)
 
-        return ReusableCommands(self._context.run, self._context.key, self._context.op.id, blank, self._pin)
+        return ReusableCommands(self._context.run, self._context.key, self._context.op.id, blank, self._world_pins)
 
     async def call_llm(self, requests: list[ChatRequest], said: CallSLO) -> list[ChatResult]:
         return await self._context.calls.stage(
@@ -152,27 +152,27 @@ class StandingAttempt:
             said=said,
         )
 
-    async def fork(self, number: int, state: Snapshot | None) -> Lent:
+    async def fork(self, number: int, state: Snapshot | None) -> NestedFork:
         """Record a fork of the world, in this state or as it is now."""
         async with self._making:
             state = state or await self._now()
             key = f"{self._context.key}|LEND|{number}"
-            branch, place = await self._context.run.lent(key, self._context.task.node, self.branch, state)
-            return Lent(branch, state, place)
+            branch, place = await self._context.run.nested_fork(key, self._context.task.node, self.branch, state)
+            return NestedFork(branch, state, place)
 
-    async def _fix_loans(self) -> None:
-        """Give all open loans the present state, before the world changes."""
-        waiting = [loan for loan in self._context.open_loans if loan.lent is None and loan.state is None]
+    async def _fix_open_forks(self) -> None:
+        """Give all open forks the present state, before the world changes."""
+        waiting = [fork for fork in self._context.open_forks if fork.made is None and fork.state is None]
         if waiting:
             state = await self._now()
-            for loan in waiting:
-                loan.state = state
-        self._context.open_loans.clear()
+            for fork in waiting:
+                fork.state = state
+        self._context.open_forks.clear()
 
     async def take_back(self, base_id: str, theirs_id: str) -> None:
         """Merge what ran on a fork of this world into it. Raises `MergeConflict` if both sides changed a file."""
         async with self._making:
-            await self._fix_loans()
+            await self._fix_open_forks()
             here = await self._now()
             base, theirs = await self._context.run.snapshot(base_id), await self._context.run.snapshot(theirs_id)
             if here.content_key and here.content_key == base.content_key:
@@ -193,7 +193,7 @@ class StandingAttempt:
             self.face = PortalSandbox(world, self._context.portal, self._commands())
         if self.face is not None and self.branch.world is not None:
             sealed = await self.branch.world.seal(flush=False)
-            self._pin.moved(sealed.id)
+            self._world_pins.moved(sealed.id)
             return sealed
         return self.branch.snapshot
 
@@ -241,7 +241,7 @@ class StandingAttempt:
         """Release the branch."""
         if self.face is not None:
             self.face.end()
-        self._pin.close()
+        self._world_pins.close()
         self.branch.lock.release()
 
     async def served(self, row: OpRecord) -> StoredPosition | None:
@@ -336,7 +336,7 @@ class StandingAttempt:
             if unsealed:
                 env["unsealed"] = True
         if self.superstep.env is not None:
-            copy_loan(self.superstep.env, env)
+            copy_fork(self.superstep.env, env)
         return env if env != self._context.held else None
 
     def _last_output(self) -> str:

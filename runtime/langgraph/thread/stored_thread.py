@@ -46,11 +46,11 @@ class Saved:
 
 
 def checkpoint_of(address: str | Path, record: RunRecord, at: CheckpointRecord, journal: Sequence[OpRecord]) -> str:
-    """Return the id of LangGraph's checkpoint that stands there. Raises as `standing`."""
+    """Return the id of LangGraph's checkpoint with the world of a Ramify checkpoint. Raises as `saved_with_world`."""
     engine = open_read_only_engine(address)
     try:
         with engine.connect() as connection:
-            return standing(connection, record, at, journal).id
+            return saved_with_world(connection, record, at, journal).id
     finally:
         engine.dispose()
 
@@ -61,13 +61,13 @@ def channels_at(
     """Return the state of the graph at a checkpoint as JSON values, by channel. Only channels that the user named are
     included.
 
-    No class of the user's is imported: an object is shown by its fields. Raises as `standing`, and `StoreError` for a
-    damaged row.
+    No class of the user's is imported: an object is shown by its fields. Raises as `saved_with_world`, and
+    `StoreError` for a damaged row.
     """
     engine = open_read_only_engine(address)
     try:
         with engine.connect() as connection:
-            id = standing(connection, record, at, journal).id
+            id = saved_with_world(connection, record, at, journal).id
             row = next(row for row in thread_rows(connection, record) if row.id == id)
             named = {name: id for name, id in json.loads(row.channels).items() if _is_users(name)}
             found = load(connection, named.values())
@@ -78,7 +78,9 @@ def channels_at(
         engine.dispose()
 
 
-def standing(connection: Connection, record: RunRecord, at: CheckpointRecord, journal: Sequence[OpRecord]) -> Saved:
+def saved_with_world(
+    connection: Connection, record: RunRecord, at: CheckpointRecord, journal: Sequence[OpRecord]
+) -> Saved:
     """Return the first of the thread's checkpoints whose world is that of `at`; what was done later is not in it.
     Raises `ThreadElsewhere`, and `NoStateThere` if the graph had no state at that checkpoint."""
     saved = _saved(connection, record)
@@ -125,8 +127,8 @@ def _is_users(channel: str) -> bool:
 
 
 def has_ended(address: str | Path, record: RunRecord) -> bool:
-    """Tell whether a thread has nothing left to run. False also if that is unknown: its checkpoints are elsewhere, or
-    its graph was built by hand with channels whose names tell nothing."""
+    """Tell whether a thread has nothing left to run. Return False if that is unknown, too: its checkpoints are
+    elsewhere, or its graph was built by hand with channels whose names tell nothing."""
     engine = open_read_only_engine(address)
     try:
         with engine.connect() as connection:
@@ -140,13 +142,13 @@ def has_ended(address: str | Path, record: RunRecord) -> bool:
             ((body, _),) = read_bodies(connection, [row], PLAIN_SERIALIZER)
             names = json.loads(row.channels)
             asked = {name for node, seen in body["versions_seen"].items() if node != INTERRUPT for name in seen}
-            if not all(_says(name) for name in asked):
+            if not all(_has_known_name(name) for name in asked):
                 return False
             joins = {name: id for name, id in names.items() if name.startswith("join:") or name == TASKS}
             held = {
                 name: PLAIN_SERIALIZER.loads_typed((v.kind, v.data)) for name, v in _values(connection, joins).items()
             }
-            return not any(_waits(name, held.get(name)) for name in names)
+            return not any(_starts_a_node(name, held.get(name)) for name in names)
     except ThreadElsewhere:
         return False
     finally:
@@ -158,14 +160,14 @@ def _values(connection: Any, ids: Mapping[str, int]) -> Mapping[str, Any]:
     return {name: found[id] for name, id in ids.items()}
 
 
-def _says(channel: str) -> bool:
+def _has_known_name(channel: str) -> bool:
     """Tell whether a channel's name says what the channel is for."""
     return channel in (START, TASKS) or channel.startswith(("branch:to:", "join:"))
 
 
-def _waits(channel: str, value: Any) -> bool:
+def _starts_a_node(channel: str, value: Any) -> bool:
     """Tell whether a channel's value makes a node run next. A channel is emptied when its value was taken."""
-    if not _says(channel):
+    if not _has_known_name(channel):
         return False
     if channel == TASKS:
         return bool(value)

@@ -4,8 +4,8 @@ Each task's state is merged in turn, three-way, with the snapshot from which all
 
 The graphs and tasks that a node's code runs get forks of the node's world, made when one of these asks for a world.
 Such a fork has the node's world as it was at the call. As long as the node has not asked for its own world, that is
-the state where its superstep began, and nothing has to be done at the call. Before the node's world changes, all open
-loans are given its present state.
+the state where its superstep began, and nothing has to be done at the call. Before the node's world changes, its
+present state is noted for each fork that is not made yet.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _named(
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class NestedFork:
     """A fork that was made: its branch, the state in which it begins, and the name of the fork."""
 
     branch: Branch
@@ -115,25 +115,25 @@ class Lent:
 
 
 @dataclass(eq=False, slots=True)
-class Loan:
-    """What one graph or task may take. `make` records the fork, once."""
+class DeferredFork:
+    """A fork that one graph or task may take. `make` records it, once."""
 
-    make: Callable[[Snapshot | None], Awaitable[Lent]]
-    state: Snapshot | None = None  # the state at the call, if the lender's world may have changed since
-    lent: Lent | None = None
+    make: Callable[[Snapshot | None], Awaitable[NestedFork]]
+    state: Snapshot | None = None  # the state at the call, if the node's world may have changed since
+    made: NestedFork | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def taken(self) -> Lent:
+    async def take(self) -> NestedFork:
         async with self._lock:
-            if self.lent is None:
-                self.lent = await self.make(self.state)
-            return self.lent
+            if self.made is None:
+                self.made = await self.make(self.state)
+            return self.made
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """The position of an attempt that acts on a loan. It is unknown until the attempt asks for a world."""
+class DeferredPosition:
+    """The position of an attempt on a deferred fork. It is unknown until the attempt asks for a world."""
 
-    lenders_place: Callable[[], tuple[BranchPath, str]]
-    """Returns the branch and the snapshot id where the lending node is now."""
+    callers_place: Callable[[], tuple[BranchPath, str]]
+    """Returns the branch and the snapshot id where the node is now whose code it runs in."""
     known: Callable[[], Awaitable[StoredPosition | Superstep]]

@@ -33,7 +33,7 @@ from ramify.runtime.langgraph.checkpointer.values import (
     load,
 )
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
-from ramify.runtime.langgraph.thread.stored_thread import standing, stored_position
+from ramify.runtime.langgraph.thread.stored_thread import saved_with_world, stored_position
 from ramify.runtime.records import CheckpointRecord, RunId, RunRecord
 
 _SERDE = JsonPlusSerializer()  # for writing the world channel
@@ -56,7 +56,7 @@ def fork_thread(address: str | Path, record: RunRecord, at: CheckpointRecord, fo
     engine = opened(address, SAVER_TABLES)
     try:
         with engine.execution_options(write=True).begin() as connection:
-            saved = standing(connection, record, at, fork.journal)
+            saved = saved_with_world(connection, record, at, fork.journal)
             assert saved.env is not None, "a world stands there"
             here: StoredPosition = {
                 "run": fork.run.id,

@@ -6,8 +6,8 @@ pages until it writes.
 
 When a process is dumped again, its memory is compared with its base (`BasePages`), the file of an earlier dump, and
 only the pages that differ are written. A fork maps the base and has the difference written over it. Pages that the
-kernel saw no write to since the base was made are not compared (linux/live_state.py); without that the comparison
-reads all memory.
+kernel saw no write to since the base was made are not compared (linux/checkpoint_support.py); without
+that the comparison reads all memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ramify.sandboxes.linux.live_state import WriteTracker
-from ramify.sandboxes.linux.process_memory import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
-from ramify.sandboxes.linux.process_memory import OWN_PAGES as OWN_PAGES
+from ramify.sandboxes.linux.checkpoint_support import WriteTracker
+from ramify.sandboxes.linux.process_memory import KERNELS, OWN, OWN_PAGES, PAGE, WRITE, Area, FileId, areas
 from ramify.sandboxes.linux.ptrace import Tracee
 
 FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped

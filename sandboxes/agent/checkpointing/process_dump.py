@@ -7,14 +7,12 @@ knows of its signals and its program, and its open files by path and position. `
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import struct
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
 
 from ramify.sandboxes.agent.checkpointing.memory_image import (
     BasePages,
@@ -24,10 +22,19 @@ from ramify.sandboxes.agent.checkpointing.memory_image import (
     tracked,
     write_image,
 )
+from ramify.sandboxes.agent.checkpointing.process_image import (
+    BASE_PAGES,
+    PAGES,
+    Image,
+    Lock,
+    OpenFile,
+    Program,
+    Thread,
+)
 from ramify.sandboxes.linux import process_memory, processes, resource_limits
 from ramify.sandboxes.linux.process_memory import Area, FileId
 from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
-from ramify.sandboxes.linux.resource_limits import SCHEDULED_AS_ITS_PARENT, Scheduling
+from ramify.sandboxes.linux.resource_limits import Scheduling
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
@@ -41,83 +48,7 @@ PLACES = (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)
 env_start, env_end."""
 STATUS_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC | os.O_NOATIME
 MOST_FILES = 256
-PAGES, BASE_PAGES, NOTE = "pages", "ground", "session.json"
 REMOVED = " (deleted)"  # what the kernel adds to the path of a removed file or folder
-
-
-Lock = tuple[str, int, int]
-"""A lock of a process on a part of a file: READ or WRITE, its first byte, and its length, 0 for all that follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A descriptor of a file that can be opened again by its path, or of one of the session's own pipes."""
-
-    number: int
-    path: str  # inside; "pipe:NAME" of a pipe in the agent's private folder
-    flags: int
-    position: int
-    kept_on_exec: bool
-    same_as: int = -1  # an earlier descriptor of the same open file
-    locks: tuple[Lock, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What a new process needs to become this one."""
-
-    path: str
-    name: str  # as `ps` shows it
-    cwd: str
-    umask: int
-    limits: dict[str, tuple[int, int]]
-    identity: tuple[int, int]  # of the interpreter's file: its size and time
-    kernel: str
-    cwd_removed: bool = False
-    scheduling: Scheduling = SCHEDULED_AS_ITS_PARENT
-
-
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """The state that the processor and the kernel keep of the one thread."""
-
-    registers: dict[str, int]
-    floats: str  # hex
-    blocked: int
-    restartable: tuple[int, int, int]
-    tid_address: int
-    robust: tuple[int, int]
-    stack: str  # hex: its alternate signal stack
-    actions: dict[int, str]  # by signal: hex
-    subreaper: int = 0
-    death_signal: int = 0  # sent when its parent ends
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """A session's image without its pages. Stored as a file in the image's folder."""
-
-    session: str
-    pid: int
-    program: Program
-    thread: Thread
-    places: tuple[int, ...]  # as `PLACES`, and where its heap ends
-    kernels: tuple[Area, ...]  # the vDSO and its data
-    areas: tuple[StoredArea, ...]
-    files: tuple[OpenFile, ...]
-
-    def write(self, folder: Path) -> None:
-        (folder / NOTE).write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        raw = json.loads((folder / NOTE).read_text())
-        raw["program"] = _program_in(raw["program"])
-        raw["thread"] = Thread(**raw["thread"])
-        raw["kernels"] = tuple(Area(**area) for area in raw["kernels"])
-        raw["areas"] = tuple(StoredArea(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
-        raw["files"] = tuple(OpenFile(**file | {"locks": _locks_in(file)}) for file in raw["files"])
-        return cls(**raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +209,6 @@ def scheduling_of(pid: int) -> Scheduling:
         raise CannotDump(str(error)) from None
 
 
-def _program_in(raw: dict[str, Any]) -> Program:
-    """`scheduling` is missing in images of earlier versions."""
-    how = dict(raw.get("scheduling", {}))
-    if how.get("cpus") is not None:
-        how["cpus"] = tuple(how["cpus"])
-    return Program(**raw | {"identity": tuple(raw["identity"]), "scheduling": Scheduling(**how)})
-
-
 def working_folder(pid: int) -> tuple[str, bool]:
     """The path of a process's working folder, and whether it was removed from there. Raises `CannotDump` if another
     folder is at its path."""
@@ -358,10 +281,6 @@ def _handled_signals(pid: int) -> list[int]:
         if line.startswith(("SigIgn:", "SigCgt:")):
             masks |= int(line.split()[1], 16)
     return [number for number in range(1, 65) if masks >> (number - 1) & 1]
-
-
-def _locks_in(raw: dict[str, list[list[object]]]) -> tuple[Lock, ...]:
-    return tuple((str(kind), int(str(first)), int(str(length))) for kind, first, length in raw.get("locks", ()))
 
 
 def open_files(pid: int, private: str, pipes: Sequence[str], *, locks: bool = False) -> list[OpenFile]:

@@ -22,17 +22,14 @@ from pathlib import Path
 from ramify.sandboxes.agent.checkpointing.memory_image import copy_base_into_memory, read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
-    BASE_PAGES,
     MMAP,
     MUNMAP,
-    PAGES,
     PRCTL,
     RT_SIGACTION,
     SIGALTSTACK,
-    Image,
-    OpenFile,
     identity,
 )
+from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES, Image, OpenFile
 from ramify.sandboxes.linux import kernel, process_memory, resource_limits
 from ramify.sandboxes.linux.process_memory import Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee

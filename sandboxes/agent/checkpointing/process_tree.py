@@ -29,15 +29,8 @@ from typing import Self
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote, PidCounter
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
-from ramify.sandboxes.agent.checkpointing.process_dump import (
-    BASE_PAGES,
-    PAGES,
-    Image,
-    OpenFile,
-    open_files,
-    scheduling_of,
-    working_folder,
-)
+from ramify.sandboxes.agent.checkpointing.process_dump import open_files, scheduling_of, working_folder
+from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES, Image, OpenFile
 from ramify.sandboxes.agent.checkpointing.process_restore import (
     CannotRestore,
     become_program,
@@ -236,8 +229,7 @@ def restore_tree(
     """Restore the tree as descendants of this process; return what by pid. `frozen`: leave all stopped.
 
     `pipes`, `confine`, `open_files`: as for `process_restore.restore`; `confine` is told whether a process shares
-    pages. Raises `CannotRestore`; then nothing of it is
-    left.
+    pages. Raises `CannotRestore`; then nothing of it is left.
     """
     go, go_in = os.pipe()
     with contextlib.ExitStack() as held:

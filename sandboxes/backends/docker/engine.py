@@ -101,10 +101,8 @@ def check_engine_answers(where: str) -> None:
 
 
 SCRATCH, SESSION = "ramify.scratch", "ramify.session"
-ROOM, MEMORY_ROOM = (
-    64,
-    64 << 20,
-)  # processes and bytes beyond the limit: for the agent, and for it to name the culprit
+# processes and bytes beyond the limit: for the agent, and for it to name the culprit
+ROOM, MEMORY_ROOM = 64, 64 << 20
 LOG = {"max-size": "256k", "max-file": "1"}
 REMOVED = 2  # the engine's number for this kind of change
 ENGINES_OWN = ("/.dockerenv", "/dev", "/proc", "/sys", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/ramify")

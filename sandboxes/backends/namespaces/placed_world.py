@@ -23,7 +23,7 @@ from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
-from ramify.sandboxes.host.world_lifecycle import GROUNDS, BaseImages, WorldResources
+from ramify.sandboxes.host.world_lifecycle import BASE_IMAGES_FOLDER, BaseImages, WorldResources
 
 MOST_CLEARING = 2  # places that a world has left and that are not cleared yet
 CLEAR_AFTER_S = 0.01  # so that the first command of the next life goes first
@@ -166,7 +166,7 @@ class PlacedWorld(AgentWorld):
             await asyncio.wait(self._clearing, return_when=asyncio.FIRST_COMPLETED)
         left, self._place = self._place, self._places.claim_one(snapshot, self._spec)
         self._folder = self._place.folder
-        self._base_images = BaseImages(self._folder / GROUNDS)
+        self._base_images = BaseImages(self._folder / BASE_IMAGES_FOLDER)
         aside = f"left-{left.folder.name}"
         try:
             await self._helper.trees.replace(self._id, aside, self._place.folder.name if self._place.warm else "")

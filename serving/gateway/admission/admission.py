@@ -57,9 +57,8 @@ class Admission(ABC):
         self._leaving: set[RequestId] = set()  # interrupted, but still in their slots
         self._timer: asyncio.TimerHandle | None = None
         self._due: asyncio.Handle | None = None
-        self.left_waiting: Callable[[], None] = lambda: (
-            None
-        )  # called after a decision that leaves calls without a slot
+        # called after a decision that leaves calls without a slot
+        self.left_waiting: Callable[[], None] = lambda: None
 
     @property
     def running(self) -> int:

@@ -32,11 +32,11 @@ _ROOTS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # for each field, where i
     "structured_outputs": (("json",),),
     "guided_json": ((),),
 }
-SCHEMAS = tuple(_ROOTS)
+SCHEMAS = tuple(_ROOTS)  # request fields that hold schemas, somewhere inside
 _PATTERNS = (("guided_regex",), ("structured_outputs", "regex"))
 _GRAMMARS = (("grammar",), ("guided_grammar",), ("structured_outputs", "grammar"))
 _CHOICES = (("guided_choice",), ("structured_outputs", "choice"))
-SHAPES = (*SCHEMAS, "guided_regex", "guided_grammar", "guided_choice", "grammar")
+CONSTRAINT_FIELDS = (*SCHEMAS, "guided_regex", "guided_grammar", "guided_choice", "grammar")
 TOO_COSTLY = "shape_too_costly"
 _PROSE = ("description", "title", "$comment")  # no engine compiles these
 _LISTS = {  # the longest lists in other fields that an engine walks for each token, or before the first
@@ -57,7 +57,7 @@ _NUMBERS = {  # the largest numbers: 49,000 log-probabilities per token took 80 
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeBudget:
+class ConstraintBudget:
     """The most of each, over all schemas, patterns and grammars of a call together."""
 
     values: int = 10_000  # JSON values
@@ -69,15 +69,15 @@ class ShapeBudget:
     skips: int = 32  # optional parts in a row
 
 
-BUDGET = ShapeBudget()
+BUDGET = ConstraintBudget()
 
 
-def has_shape(body: Json) -> bool:
+def has_constraint(body: Json) -> bool:
     """Does the call have an output constraint?"""
-    return any(body.get(name) for name in SHAPES)
+    return any(body.get(name) for name in CONSTRAINT_FIELDS)
 
 
-def check_budget(body: Json, budget: ShapeBudget = BUDGET) -> None:
+def check_budget(body: Json, budget: ConstraintBudget = BUDGET) -> None:
     """Raises ApiError, which names the field and the limit."""
     for name, most in _LISTS.items():
         said = body.get(name)
@@ -89,10 +89,10 @@ def check_budget(body: Json, budget: ShapeBudget = BUDGET) -> None:
     for name, most in _NUMBERS.items():
         if isinstance(said := body.get(name), int | float) and said > most:
             raise _beyond(name, f"{said}", most)
-    if not has_shape(body):
+    if not has_constraint(body):
         return
     weight = _Weight()
-    for name in SHAPES:
+    for name in CONSTRAINT_FIELDS:
         if said := body.get(name):
             weight.add(name, said, budget)
     check_cost(body, budget)
@@ -106,14 +106,14 @@ def roots(field: str, said: object) -> Iterator[Json]:
                 yield found
 
 
-def check_cost(body: Json, budget: ShapeBudget = BUDGET) -> None:
+def check_cost(body: Json, budget: ConstraintBudget = BUDGET) -> None:
     """Check what constraints cost the engine, however short their text is: also those that were translated for it.
 
     Field by field, so that the one at fault is named; what each field has counts for all of them. Raises ApiError.
     """
     rules, made = Rules(), list[Expression]()
     schemas = Schemas(rules, budget.depth)
-    for name in SHAPES:
+    for name in CONSTRAINT_FIELDS:
         if not body.get(name):
             continue
         try:
@@ -131,7 +131,9 @@ def check_cost(body: Json, budget: ShapeBudget = BUDGET) -> None:
             raise _beyond(name, f"{_told(cost.skips)} optional parts in a row", budget.skips)
 
 
-def _expressions(field: str, body: Json, rules: Rules, schemas: Schemas, budget: ShapeBudget) -> Iterator[Expression]:
+def _expressions(
+    field: str, body: Json, rules: Rules, schemas: Schemas, budget: ConstraintBudget
+) -> Iterator[Expression]:
     said = _read(body[field])
     if field in _ROOTS:
         for root in roots(field, _with_read_json(said)):
@@ -171,7 +173,7 @@ class _Weight:
     text: int = 0
     syntax: int = 0
 
-    def add(self, field: str, said: object, budget: ShapeBudget) -> None:
+    def add(self, field: str, said: object, budget: ConstraintBudget) -> None:
         """Add a field. Raises ApiError if there is too much."""
         read = _with_read_json(_read(said)) if field in _ROOTS else said
         left: list[tuple[object, int]] = [(read, 1)]
@@ -225,12 +227,11 @@ def _beyond(field: str, said: str, most: int) -> ApiError:
     return ApiError(400, TOO_COSTLY, message, field)
 
 
-_FIELDS = SCHEMAS  # request fields that hold schemas, somewhere inside
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
 _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")  # llama.cpp counts these in 32 bits
 _INT64 = 2**63
 _FAR = 10**15  # for a bound with more digits, and none on the other side, llama.cpp builds a grammar without end
-_OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in an engine's message about a constraint
+_OF_A_CONSTRAINT = re.compile(r"JSON schema|grammar")  # in an engine's message about a constraint
 # Parts that are not syntax: an escaped character, a class (`[]` is an empty one, since patterns are ECMA 262's); in a
 # grammar also quoted text and comments. An unclosed one extends to the end, so that a scan stays linear.
 _CLASS = r"\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)"
@@ -248,7 +249,7 @@ def check_constraints(body: Mapping[str, object], *, llama_cpp: bool = False) ->
 
     llama_cpp: the call may go to a llama.cpp, which cannot cope with some constraints that work elsewhere.
     """
-    for field in _FIELDS:
+    for field in SCHEMAS:
         for root in roots(field, body.get(field)):
             _check_references(field, root, _MOST if llama_cpp else None)
         for at in _objects(body.get(field)):
@@ -282,8 +283,8 @@ def requires_tool_call(body: Mapping[str, object]) -> bool:
 
 def constraint_field(message: str, body: Mapping[str, object]) -> str | None:
     """The field that an engine's message refuses, where that is clear."""
-    asked = [field for field in ("grammar", *_FIELDS) if body.get(field)]
-    return asked[0] if len(asked) == 1 and _OF_A_SHAPE.search(message) else None
+    asked = [field for field in ("grammar", *SCHEMAS) if body.get(field)]
+    return asked[0] if len(asked) == 1 and _OF_A_CONSTRAINT.search(message) else None
 
 
 def _objects(value: object) -> Iterator[Mapping[str, object]]:

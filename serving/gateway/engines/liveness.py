@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from ramify.serving.gateway.engines.constraint_checks import SHAPES, TOO_COSTLY, has_shape
+from ramify.serving.gateway.engines.constraint_checks import CONSTRAINT_FIELDS, TOO_COSTLY, has_constraint
 from ramify.serving.gateway.errors import ApiError
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ class ConstrainedCalls:
 
 @asynccontextmanager
 async def limited(
-    shaped: ConstrainedCalls, awake: StallAwareClock, call: Call, body: Mapping[str, object], *, whole_s: float
+    constrained: ConstrainedCalls, awake: StallAwareClock, call: Call, body: Mapping[str, object], *, whole_s: float
 ) -> AsyncIterator[None]:
     """Enter while an engine works on a call. A call with an output constraint gets only `whole_s` seconds: in an
     engine with one loop each of its tokens may cost everybody seconds. Raises ApiError."""
-    if not has_shape(body):
+    if not has_constraint(body):
         yield
         return
-    with shaped.inside(call):
+    with constrained.inside(call):
         try:
             async with awake.timeout(whole_s):
                 yield
@@ -84,7 +84,7 @@ async def limited(
 
 
 def _too_costly(body: Mapping[str, object], why: str) -> ApiError:
-    field = next((name for name in SHAPES if body.get(name)), None)
+    field = next((name for name in CONSTRAINT_FIELDS if body.get(name)), None)
     return ApiError(400, TOO_COSTLY, f"{field}: {why}: ask for a simpler one", field)
 
 

@@ -77,9 +77,8 @@ class Replica:
     _stays: dict[RequestId, EngineStay] = field(default_factory=dict)
     _worked: float = 0.0  # seconds of work, summed over the calls that were worked on
     _worked_at: float = 0.0
-    _prefixes: OrderedDict[str, tuple[float, int]] = field(
-        default_factory=OrderedDict
-    )  # seconds and tokens, the last
+    # seconds and tokens, the last
+    _prefixes: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)
 
     def up(self, now: float) -> bool:
         return self.upstream is not None and not self.parked and now >= self.down_until

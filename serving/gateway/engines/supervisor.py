@@ -217,7 +217,7 @@ class SupervisedEngine:
             async with following(self._upstream, min(self._hang_s, self._restart_s) / LOOKS):
                 await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
             if mute.done() and not ended.done():
-                self._upstream.stood_still = self._upstream.shaped.suspected and self.replica.traits.llama_cpp
+                self._upstream.stood_still = self._upstream.constrained.suspected and self.replica.traits.llama_cpp
                 log("engine_hung", level=logging.ERROR, replica=self.replica.index, problem=mute.result())
                 return None
             await asyncio.wait({ended}, timeout=_STATUS_S)

@@ -72,7 +72,7 @@ class Upstream:
         self.hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
         self.queues = queues
         self._loops = loops
-        self.shaped = ConstrainedCalls()
+        self.constrained = ConstrainedCalls()
         self.stood_still = False
         self._gateway: bool | None = None  # None: not known yet
         self._tools: bool | None = None
@@ -254,10 +254,10 @@ class Upstream:
 
     async def _is_well(self) -> bool:
         """True by what its server says of itself, and for a server without such a page."""
-        of_its_loop, gone = self._loops and self.shaped.suspected, self.shaped.asking()
+        of_its_loop, gone = self._loops and self.constrained.suspected, self.constrained.asking()
         status, _ = await self._asked("/metrics" if of_its_loop else "/health", _MOST_STATUS)
         if of_its_loop:
-            self.shaped.turned(gone)
+            self.constrained.turned(gone)
         return status not in (500, 503)
 
     async def _asked(self, path: str, most: int) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""A request as the embedded engine gets it: an allow-list of fields, checked values, and shapes that it enforces.
+"""A request as the embedded engine gets it: an allow-list of fields, checked values, and enforced constraints.
 
 llama.cpp ignores fields that it does not know, and has fields of its own that reach beyond the call (its cache, its
 slots). So every field is passed on, left out because it changes no answer, or refused by name.
@@ -304,7 +304,7 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
             how = _INSTEAD.get(name, "leave it out")
             raise bad_request(name, f"{name}: the embedded engine does not support it: {how}")
     check_values(body)
-    _check_one_shape(body)
+    _check_one_constraint(body)
     for name, strict, schema in _schemas(body):
         try:
             if strict:
@@ -318,11 +318,11 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
         raise bad_request("response_format", f"response_format: a pattern with {error}") from error
 
 
-def _check_one_shape(body: Json) -> None:
-    """Of several shapes of an answer, llama.cpp takes one, or fails."""
+def _check_one_constraint(body: Json) -> None:
+    """Of several constraints of an answer, llama.cpp takes one, or fails."""
     format_ = body.get("response_format")
-    shaped = isinstance(format_, Mapping) and format_.get("type") != "text"
-    given = [name for name in ("grammar", "json_schema") if name in body] + ["response_format"] * shaped
+    by_format = isinstance(format_, Mapping) and format_.get("type") != "text"
+    given = [name for name in ("grammar", "json_schema") if name in body] + ["response_format"] * by_format
     if len(given) > 1:
         raise bad_request(given[-1], f"{given[-1]}: the answer has a shape by {given[0]} already: give one of them")
 

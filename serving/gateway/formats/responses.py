@@ -166,6 +166,7 @@ def _response_format(text: object) -> dict[str, object] | None:
     raise bad_request("text", "text: format must be an object of type text, json_object or json_schema")
 
 
+# fields of the request that the response repeats, and their defaults
 _ECHOED: Mapping[str, object] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -179,7 +180,7 @@ _ECHOED: Mapping[str, object] = {
     "top_logprobs": 0,
     "top_p": 1.0,
     "truncation": "disabled",
-}  # fields of the request that the response repeats, and their defaults
+}
 
 
 class ResponseOfChat:

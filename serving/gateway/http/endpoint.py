@@ -226,7 +226,7 @@ class Endpoint:
                     work.body, work.dialect = api.request(work.asked), api.dialect
                     work.format = work.format if call.chunks else api.answer(work.asked)
                     whole_s = upstream.whole_s if replica.traits.llama_cpp else math.inf
-                    async with limited(upstream.shaped, upstream.awake, call, work.body, whole_s=whole_s):
+                    async with limited(upstream.constrained, upstream.awake, call, work.body, whole_s=whole_s):
                         await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()
@@ -236,7 +236,9 @@ class Endpoint:
             if failure.status == 400 and failure.param is None:
                 failure.param = constraint_field(failure.message, work.body)
             blamed = (
-                None if upstream is None or failure.code != STOOD_STILL else upstream.shaped.blame(call, work.body)
+                None
+                if upstream is None or failure.code != STOOD_STILL
+                else upstream.constrained.blame(call, work.body)
             )
             if blamed is not None:
                 raise blamed from error

@@ -258,9 +258,8 @@ class Call:
             by = self.arrived + tags.slo_think_s
             deadline, tbt = by if deadline is None else min(by, deadline), None
         elif tags.slo_think_s is not None and self.first_answer is not None and tbt is not None:
-            ttft = (
-                self.first_answer - self.thoughts * tbt
-            )  # the policy counts from the first token, thoughts included
+            # the policy counts from the first token, thoughts included
+            ttft = self.first_answer - self.thoughts * tbt
         if reading is not None:
             ttft = tbt = None
         running = self.entered is not None

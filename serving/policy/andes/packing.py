@@ -1,10 +1,11 @@
-"""Whom to serve: what is known of each request as columns, and the choice by the QoE that each would have.
+"""Choose the requests to serve, by the QoE that each would have (Andes, algorithm 1).
 
 `Readers` keeps all requests of one engine as columns of numbers. `qoe_at` and `delivered` are
 `ramify.serving.qoe.Reading`'s methods of these names over whole columns; tests compare.
 
-Then follows the knapsack of equation 5 by priority (algorithm 1), the batch sizes that are worth a try, and which of
-the chosen changes are worth their overhead (§4.3): a prefill keeps every running stream waiting.
+`pack` solves the knapsack of equation 5 by priority, and `batch_sizes` names the batch sizes that are worth a try.
+`Refiner` says which of the chosen changes are worth their overhead (§4.3): a prefill keeps every running stream
+waiting.
 """
 
 from __future__ import annotations

@@ -63,9 +63,10 @@ class ConcordTuning:
 class ConcordOptions:
     goodput: Goodput = Goodput.WORKFLOW  # what should be in time: programs, calls or tokens
     refuse: bool = True  # refuse what cannot be met; False: serve it last
+    # share of the slots that a class gets whatever the others are worth
     floors: Mapping[SloClass, float] = field(
         default_factory=lambda: {SloClass.LATENCY: 0.25, SloClass.BEST_EFFORT: 0.05}
-    )  # share of the slots that a class gets whatever the others are worth
+    )
     tuning: ConcordTuning = field(default_factory=ConcordTuning)
 
     @classmethod

@@ -73,9 +73,8 @@ class Concord:
         self._reserve = Reserve(tuning.reserve, tuning.reserve_s, tuning.later_reserve)
         self._use = ClientUse()
         self._displaced_at = float("-inf")
-        self._since: dict[
-            RequestId, tuple[RequestView | None, float]
-        ] = {}  # when each running call started or moved on
+        # when each running call started or moved on
+        self._since: dict[RequestId, tuple[RequestView | None, float]] = {}
         self._prompt_s, self._prompts_at = 0.0, 0.0  # decaying GPU time of the prompts started until then
 
     def observe(self, done: Finished) -> None:
@@ -315,7 +314,7 @@ class Concord:
         spare_ms = tightest * 1000 - step.step_ms(len(view.running), self._index.context)
         if spare_ms <= _LEAST_BUDGET * step.per_prefill_ms:
             return _LEAST_BUDGET
-        if spare_ms >= _NO_BUDGET * step.per_prefill_ms:  # also if prompts were measured to cost nothing
+        if spare_ms >= _NO_BUDGET * step.per_prefill_ms:  # even if prompts were measured to cost nothing
             return None
         return int(spare_ms / step.per_prefill_ms)
 

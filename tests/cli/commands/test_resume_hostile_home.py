@@ -32,7 +32,7 @@ from ramify.runtime.journal.inbox import question_id
 from ramify.runtime.langgraph.checkpointer.serializers import PLAIN_SERIALIZER
 from ramify.runtime.records import ROOT, AnswerRecord, EffectRecord, EffectStatus, OpStatus, RunStatus, RunUpdate
 from ramify.runtime.store import RunStore
-from tests.cli.commands.test_threads_resumed import GRAPH, KEPT, Program
+from tests.cli.commands.test_thread_resume import GRAPH, KEPT, Program
 
 LOOKS = (
     *("ls", "ls --json", "tree", "log", "log --json", "show", "show --json", "show @~1", "diff @", "effects"),

@@ -13,7 +13,7 @@ from ramify import Sandbox
 from ramify.compiler.change_impact import affected_operations
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import Unmeasured
-from ramify.compiler.passes.effects import BESIDE
+from ramify.compiler.passes.steps import BESIDE
 from ramify.compiler.pipeline import compile_graph, compile_spec
 from ramify.compiler.plan import OpKind
 from ramify.runtime.estimates.recorded_runs import RecordedEstimates

@@ -15,6 +15,7 @@ from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import RunFailed
 from ramify.runtime.execution import driver, steps
+from ramify.runtime.execution.new_runs import Services
 from ramify.runtime.execution.run import Run
 from ramify.runtime.execution.step_call import StepCall
 from ramify.runtime.execution.step_commits import BegunSeal, asks_model_next
@@ -205,7 +206,7 @@ async def test_a_workflow_that_ends_after_its_run_was_given_back_records_nothing
 
     end = driver._end_stopped_run
 
-    async def noted(run: Run, error: BaseException, services: driver.Services) -> None:
+    async def noted(run: Run, error: BaseException, services: Services) -> None:
         await end(run, error, services)
         ended.set()
 

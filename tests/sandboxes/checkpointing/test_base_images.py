@@ -10,7 +10,7 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, Snapshot
-from ramify.sandboxes.agent.checkpointing.process_dump import BASE_PAGES, PAGES
+from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.linux import ptrace

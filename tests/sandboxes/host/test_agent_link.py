@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from ramify.sandboxes.agent.messages import Done, Failed, Thaw, encode
+from ramify.sandboxes.agent.framing import encode
+from ramify.sandboxes.agent.messages import Done, Failed, Thaw
 from ramify.sandboxes.errors import WorldDied
 from ramify.sandboxes.host.agent_link import AgentLink, MessageStream
 

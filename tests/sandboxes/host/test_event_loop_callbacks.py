@@ -17,7 +17,8 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.messages import LENGTHS, Thaw
+from ramify.sandboxes.agent.framing import LENGTHS
+from ramify.sandboxes.agent.messages import Thaw
 from ramify.sandboxes.agent.mount_server import CloneMount, pack
 from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.contract import WorldSpec

@@ -10,7 +10,8 @@ from typing import cast
 
 import pytest
 
-from ramify.sandboxes.agent.messages import Message, ProcessStarted, StartProcess, encode
+from ramify.sandboxes.agent.framing import encode
+from ramify.sandboxes.agent.messages import Message, ProcessStarted, StartProcess
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.started_process import start_process
 

@@ -122,7 +122,7 @@ def test_estimates_improve_as_more_stages_are_seen() -> None:
         for s, stage in enumerate(stages[:4]):
             estimates = matching.estimate()
             assert estimates is not None
-            errors.setdefault(s, []).append(abs(estimates.rest_s - left) / total)
+            errors.setdefault(s, []).append(abs(sum(estimates.times[estimates.seen :]) - left) / total)
             left -= stage.seconds
             matching.extend(stage)
     means = [float(np.mean(errors[s])) for s in sorted(errors)]

@@ -10,7 +10,7 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
-from ramify.sandboxes.agent.checkpointing.process_dump import NOTE
+from ramify.sandboxes.agent.checkpointing.process_image import NOTE
 from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import WorldSpec

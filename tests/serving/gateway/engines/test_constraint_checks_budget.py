@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.gateway.engines.constraint_checks import BUDGET, SHAPES, ShapeBudget, check_budget
+from ramify.serving.gateway.engines.constraint_checks import BUDGET, CONSTRAINT_FIELDS, ConstraintBudget, check_budget
 from ramify.serving.gateway.engines.constraint_cost import Choice, Cost, Rules
 from ramify.serving.gateway.engines.constraint_parsing import Schemas, TooDeep, grammar, pattern
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
@@ -162,7 +162,7 @@ async def test_budget_covers_all_fields_of_a_call_together() -> None:
         ({"guided_regex": named["name"]}, {"grammar": named["name"]}),
         ({"json_schema": {"pattern": named["name"]}}, {"guided_regex": named["name"]}),
     ):
-        budget = ShapeBudget(text=5000 if one == {"json_schema": named} else 10**6, syntax=5000)
+        budget = ConstraintBudget(text=5000 if one == {"json_schema": named} else 10**6, syntax=5000)
         check_budget(one, budget)
         check_budget(other, budget)
         with pytest.raises(ApiError, match="characters"):
@@ -274,12 +274,12 @@ schemas = st.recursive(
 )
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(SHAPES, schemas)))
+@given(st.fixed_dictionaries(dict.fromkeys(CONSTRAINT_FIELDS, schemas)))
 def test_any_schema_is_within_budget_or_refused_by_field(body: dict[str, object]) -> None:
     try:
-        check_budget(body, ShapeBudget(width=3, size=200, depth=8))
+        check_budget(body, ConstraintBudget(width=3, size=200, depth=8))
     except ApiError as error:
-        assert error.status == 400 and error.param in SHAPES
+        assert error.status == 400 and error.param in CONSTRAINT_FIELDS
 
 
 def test_a_part_that_many_references_name_is_reckoned_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,4 +342,4 @@ async def test_body_with_many_brackets_is_refused_at_once(content: bytes) -> Non
 
 
 def test_budget_equals_the_documentation() -> None:
-    assert ShapeBudget(10_000, 131_072, 32_768, 64, 1_000, 1_000_000, 32) == BUDGET
+    assert ConstraintBudget(10_000, 131_072, 32_768, 64, 1_000, 1_000_000, 32) == BUDGET

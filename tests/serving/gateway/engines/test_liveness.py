@@ -186,7 +186,7 @@ async def test_metrics_and_not_health_show_whether_the_loop_turns(loops: bool, s
         return httpx.Response(200)
 
     upstream = Upstream("http://engine", transport=httpx.MockTransport(engine), loops=loops)
-    with upstream.shaped.inside(a_call(1)) if shape else nullcontext():
+    with upstream.constrained.inside(a_call(1)) if shape else nullcontext():
         pass
     watch = asyncio.create_task(until_hung(upstream, "m", 0.3, 1))
     if loops and shape:

@@ -1,4 +1,4 @@
-"""What the kernel does for snapshots of living programs. Stdlib only; x86_64.
+"""Checkpoints of living programs: what the kernel does for them. Stdlib only; x86_64.
 
 `WriteTracker` knows which pages of a stopped process were not written since a moment. The process gets a userfaultfd
 of its own, which moves to this process: with asynchronous write protection (Linux 6.7) the kernel notes a write to a
@@ -6,7 +6,7 @@ protected page and goes on; no fault is delivered to anybody. It works as an ord
 kernel's is asked for. Memory that the program maps, moves or gives back later is not tracked: it is never among what
 was not written.
 
-`forbidden` tries what such snapshots need. A machine may lack one of these: an older kernel, one built without
+`forbidden` tries what such checkpoints need. A machine may lack one of these: an older kernel, one built without
 checkpoints, or an administrator's choice.
 """
 

@@ -1,11 +1,11 @@
-"""Three passes about single steps: what each may do, which run at the same time, and whose results may occur again.
+"""The passes over steps: what each may do, which run at the same time, and whose results may occur again.
 
 `effects` states what each step may do, and makes the chain of effects on the outside. An effect is declared, or
 follows from the signature, or is unknown. A pure step takes no world. A step that may act on the outside takes the
 chain of effects, so such steps stay in order. An irreversible step stands behind a BARRIER.
 
 `parallel` marks steps that only read, so that they run at the same time as other steps. Such a step runs in a world
-of its own, on the snapshot of its branch at that time. The world is dropped afterwards. Marked are steps declared
+of its own, on the snapshot of its branch at that time. The world is dropped afterwards. It marks steps declared
 read-only, and steps whose syntax writes no file, if these may meet others: not awaited at once, as in `gather`. For a
 step that runs alone, a world of its own costs more than it saves.
 
@@ -28,6 +28,12 @@ from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan, ValueId
 from ramify.compiler.spec import Spec, StepSpec
 
 OUTSIDE = frozenset({Effect.IRREVERSIBLE, Effect.UNKNOWN})
+
+BESIDE = "beside"
+"""The attribute that `parallel` sets."""
+
+SHARED = "shared"
+"""The attribute that `common` sets."""
 
 
 def effects(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
@@ -92,9 +98,6 @@ def _barrier(op: Operation, now: ValueId) -> Operation:
     return Operation(name, OpKind.BARRIER, (now,), (made,), op.site)
 
 
-BESIDE = "beside"
-
-
 def parallel(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
     if graph.frontend != "decorators":
         return graph  # LangGraph decides what runs in one superstep
@@ -109,9 +112,6 @@ def parallel(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
 
 def _may_meet_others(op: Operation) -> bool:
     return bool(op.attrs.get("together")) and not op.attrs.get("every")
-
-
-SHARED = "shared"
 
 
 def common(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:

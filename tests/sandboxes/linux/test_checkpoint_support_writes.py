@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ramify.sandboxes.linux import process_memory, ptrace
-from ramify.sandboxes.linux.live_state import WriteTracker
+from ramify.sandboxes.linux.checkpoint_support import WriteTracker
 from ramify.sandboxes.linux.process_memory import PAGE
 from ramify.sandboxes.linux.ptrace import Tracee
 

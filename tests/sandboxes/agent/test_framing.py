@@ -6,21 +6,18 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.sandboxes.agent.framing import LENGTHS, Link, decode, encode
 from ramify.sandboxes.agent.messages import (
-    LENGTHS,
     Attach,
     Cancel,
     Done,
     Failed,
-    Link,
     Message,
     Ran,
     Ready,
     Run,
     Start,
     View,
-    decode,
-    encode,
 )
 
 texts = st.text(st.characters(codec=None, exclude_categories=()))  # also lone surrogates: names that are not UTF-8
