@@ -21,7 +21,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.journal.commits_behind import CommitsBehind
-from ramify.runtime.journal.recorded_order import CALLED_AFTER, IN_TURNS
+from ramify.runtime.journal.recorded_order import CALLED_AFTER, IN_TURNS, RESUMED
 from ramify.runtime.journal.recorded_run import RecordedRun
 from ramify.runtime.records import (
     LEGAL_SETTLEMENTS,
@@ -97,6 +97,7 @@ class Journal(RecordedRun):
         self._coming: dict[BranchPath, AnnouncedCommit] = {}
         self._timer = timer
         self._begun = timer()
+        self._resumed_at = clock() if ops or llm else None  # until a row says so
         self._over = False
         self.unwinds = False
         """Whether the run itself is being stopped, so that what is cancelled is not cancelled by the workflow."""
@@ -208,6 +209,9 @@ class Journal(RecordedRun):
 
     def _with_place(self, row: OpRecord) -> OpRecord:
         """Return the row of a result with the place of its call, if results were handed out in between."""
+        if self._resumed_at is not None and row.kind in IN_TURNS and row.status is OpStatus.DONE:
+            row = replace(row, attrs={**row.attrs, RESUMED: repr(self._resumed_at)})
+            self._resumed_at = None
         if row.status not in (OpStatus.DONE, OpStatus.FAILED) or (at := self._called_after.get(row.key)) is None:
             return row
         if at == self.turns.handed_out or row.kind not in IN_TURNS:

@@ -20,6 +20,9 @@ CALLED_AFTER = "called_after"
 """The attribute of a result: the number of the last one that was handed out before its call. Without it no other was
 handed out between the call and the result."""
 
+RESUMED = "resumed"
+"""The attribute of the first result of a process that resumed the run: when that was, in Unix seconds."""
+
 UNTIL = "until"
 """The attribute of a row with the status BEGUN: when the sleep ends, in Unix seconds."""
 
@@ -68,6 +71,11 @@ class RecordedOrder:
     def began(self) -> float:
         """When the first process of the run began, or of the run that it was forked from."""
         return min([self.run.created_at, *(row.started_at for row in self.ops if row.started_at)])
+
+    @property
+    def resumed(self) -> list[float]:
+        """When earlier processes resumed the run."""
+        return [float(row.attrs[RESUMED]) for row in self.ops if RESUMED in row.attrs]
 
     def places(self) -> list[Recorded]:
         found = list(self._results())

@@ -89,7 +89,9 @@ class RecordedRun:
         """When a person last took the run back to a checkpoint, in Unix seconds; 0: never."""
         self._sleeps = ends_of_sleeps(ops)
         order = RecordedOrder(run, ops, llm, effects, failed, was_changed, self.went_back_at)
-        self.turns = Turns(order.places(), self.followers.returned, since=order.began, notice=self.notice)
+        self.turns = Turns(
+            order.places(), self.followers.returned, since=order.began, resumed=order.resumed, notice=self.notice
+        )
         # the last result handed out before the call, until the call has a row
         self._called_after: dict[str, int] = {}
         self._occurrences: dict[str, dict[str, int]] = {}  # by the first part of the place

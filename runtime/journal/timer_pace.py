@@ -34,9 +34,9 @@ _SPARE = 0.5  # of the shortest timeout: a call that waits for a timer no longer
 
 class TimerPace:
     """recorded: the results that a replay is expected to ask for, by number. began: when the run began, in Unix
-    seconds. now: the time of the loop's clock."""
+    seconds. now: the time of the loop's clock. resumed: when earlier processes resumed the run, in Unix seconds."""
 
-    def __init__(self, recorded: Sequence[Recorded], began: float, now: float) -> None:
+    def __init__(self, recorded: Sequence[Recorded], began: float, now: float, resumed: Iterable[float] = ()) -> None:
         begun = sorted((one.started_at, one.ended_at) for one in recorded)
         self._starts = [start for start, _ in begun]
         self._ends = list(accumulate((end for _, end in begun), max))
@@ -45,6 +45,8 @@ class TimerPace:
         self._calls = sorted(one.started_at for one in timed) if several else []
         self._cancels = sorted(one.ended_at for one in recorded if one.cancelled) if several else []
         self._behind = now - began  # the loop's time minus the recorded time, when the last result was handed out
+        self._behind_resumed = [now - at for at in resumed]
+        """The same for what an earlier process recorded that had resumed the run: its timers began at its own age."""
         self._behind_at: WeakKeyDictionary[asyncio.TimerHandle, float] = WeakKeyDictionary()
         """The same for each timer when it began, but infinite if it led to nothing."""
         self._shortest_s = float("inf")  # of the timeouts so far
@@ -72,11 +74,15 @@ class TimerPace:
 
     def _behind_of(self, timer: asyncio.TimerHandle, now: float) -> float:
         if (behind := self._behind_at.get(timer)) is None:
-            fires, led_to = timer.when() - self._behind, self._led_to(timer)
+            led_to = self._led_to(timer)
             if led_to and led_to[-1] is self._cancels:
                 self._shortest_s = min(self._shortest_s, timer.when() - now)
-            behind = self._behind if any(_has(times, fires) for times in led_to) else float("inf")
-            self._behind_at[timer] = behind
+            known = (
+                each
+                for each in (self._behind, *self._behind_resumed)
+                if any(_has(times, timer.when() - each) for times in led_to)
+            )
+            behind = self._behind_at[timer] = next(known, float("inf"))
         return behind
 
     def _is_crossed(self, at: float) -> bool:

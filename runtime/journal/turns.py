@@ -84,7 +84,7 @@ class Turns:
 
     recorded: the results that a replay is expected to ask for.
     returned: is called in the task that gets a result, right before it continues.
-    since: when the run was created, in Unix seconds.
+    since: when the run was created, in Unix seconds. resumed: when earlier processes resumed it.
     notice: tells observers that a call is waited for, and for how long.
     """
 
@@ -94,6 +94,7 @@ class Turns:
         returned: Callable[[], None] = lambda: None,
         *,
         since: float | None = None,
+        resumed: Iterable[float] = (),
         notice: Callable[[str], None] = lambda said: None,
     ) -> None:
         self.returned = returned
@@ -117,7 +118,7 @@ class Turns:
         self._effects: list[_Place] = []
         before, in_order = since, sorted(recorded, key=lambda one: one.seq)
         self._held: asyncio.TimerHandle | None = None
-        self._pace = TimerPace(in_order, before or 0.0, self._begun)
+        self._pace = TimerPace(in_order, before or 0.0, self._begun, resumed)
         for one in in_order:
             gap = 0.0 if before is None else one.started_at - before
             patience = min(max(_LEAST_PATIENCE_S, 1.5 * gap), _MOST_PATIENCE_S)

@@ -70,6 +70,17 @@ def test_a_workflow_that_does_one_thing_at_a_time_is_not_slowed_down() -> None:
     assert not TimerPace(pages, 0.0, now=0.0).matters
 
 
+def test_a_sleep_that_an_earlier_resume_began_counts_from_its_beginning(loop: asyncio.AbstractEventLoop) -> None:
+    """It was resumed 1,000 s after the run began, and had `fetch 1` to `fetch 3` at once."""
+    later = [Recorded("fetch 4", 4, 1001.0, 1004.0), Recorded("beat", 5, 1010.0, 1010.1, called_after=4)]
+    recorded = [*FETCHED, *later, replace(ACROSS, seq=6, started_at=1009.0, ended_at=1012.0)]
+    pace, timers = TimerPace(recorded, 0.0, 100.0, [1000.0]), [timer(loop, 110.0), timer(loop, 104.0, sleeps=False)]
+    for one in FETCHED:
+        assert pace.left_s(one, 100.0, timers, now=100.0) == 0.0
+        pace.handed_out(one, 100.0)
+    assert pace.left_s(later[0], 101.0, timers, now=101.0) == pytest.approx(3.0)
+
+
 async def test_a_result_is_handed_out_once_the_timer_that_holds_it_back_is_gone() -> None:
     far = [replace(one, started_at=600 * one.started_at, ended_at=600 * one.ended_at) for one in RECORDED]
     turns, got = Turns(far, since=0.0), asyncio.Event()
