@@ -158,6 +158,7 @@ class PlanForCode:
     digests: dict[str, str]  # of the steps
     found: CodeDiff
     adopt: Adopt | None = None  # set if the plan is not the run's own
+    is_stored: bool = False  # as the run's row has it: nothing has moved since
 
 
 def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = False) -> PlanForCode:
@@ -165,7 +166,8 @@ def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = 
     plan = Plan.from_json(record.plan_json)
     found = since(plan, workflow)
     if not found.workflow:
-        return PlanForCode(_where_it_stands(plan, found, record), found.digests, found)
+        now = _where_it_stands(plan, found, record)
+        return PlanForCode(now, found.digests, found, is_stored=now is plan)
     if found.unpatched is not None:
         return _patched(record, plan, workflow, found)
     if not accept:

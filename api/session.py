@@ -310,7 +310,8 @@ class Runtime(RecordedRuns):
         stands = standing(record, workflow, accept=accept_changes)
         if stands.adopt is None:
             self._report_changed_steps(record, stands.found)
-            record = replace(record, plan_json=stands.plan.to_json())
+            if not stands.is_stored:
+                record = replace(record, plan_json=stands.plan.to_json())
         else:  # checked again under the run's lock; here before anything is undone
             held = await self.store.ops(record.id), await self.store.llm(record.id)
             stands.adopt(*held, await self.store.effects(record.id))

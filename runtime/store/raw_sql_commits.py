@@ -252,8 +252,8 @@ def _each(table: Table, rows: Sequence[Row]) -> Sequence[tuple[object, ...]]:
     found: list[tuple[object, ...]] = list(map(itemgetter(*(name for name, _ in columns)), rows))
     if table is not tables.blobs and _are_plain(found):  # long texts are not copied
         return found
-    stored = [store for _, store in columns]
-    return [tuple(one if store is None else store(one) for store, one in zip(stored, row, strict=True)) for row in found]
+    stores = [store for _, store in columns]
+    return [tuple(v if store is None else store(v) for store, v in zip(stores, row, strict=True)) for row in found]
 
 
 def _are_plain(rows: Sequence[Sequence[object]]) -> bool:

@@ -24,8 +24,8 @@ _site_file = functools.lru_cache(maxsize=1024)(site_file)  # each call looks up 
 _LOOP = asyncio.Handle._run.__code__  # what is above it is the loop's, and the program that runs the loop
 _MOST_POSITIONS = 4096
 _POSITIONS: dict[tuple[int, int], tuple[CodeType, tuple[str, int, int]]] = {}
-"""File, line and column by the id of the code object and instruction. The code object is kept, so that its id is not reused. Ids
-are used because equality of code objects ignores file and columns."""
+"""File, line and column by the id of the code object and instruction. The code object is kept, so that its id is not
+reused. Ids are used because equality of code objects ignores file and columns."""
 
 
 @dataclass(frozen=True, slots=True)

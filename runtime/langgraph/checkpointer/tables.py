@@ -124,7 +124,7 @@ class SaverVersionError(RuntimeError):
 
 
 def make(connection: Connection, needed: Sequence[Table]) -> None:
-    """Make those of the needed tables that are missing. Raises `SaverVersionError` if the tables are of another version."""
+    """Make those of the needed tables that are missing. Raises `SaverVersionError` if they are of another version."""
     # if two processes made the same table at once, one of them would fail
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('ramify saver'))")

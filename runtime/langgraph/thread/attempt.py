@@ -154,7 +154,7 @@ class Attempt:
         )
         return True
 
-    def _note(self, **changes: object) -> None:
+    def _note(self, **changes: Any) -> None:
         self.run.note(self._context.row(self.place()[0], **changes))
 
     def place(self) -> tuple[BranchPath, str]:

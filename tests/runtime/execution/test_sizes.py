@@ -13,6 +13,8 @@ import pytest
 import sizes_app
 
 from ramify import Runtime
+from ramify.compiler import plan_json
+from ramify.compiler.plan import Plan
 from ramify.runtime.errors import RunFailed
 from ramify.runtime.store.store_queries import StoreQueries
 
@@ -34,6 +36,21 @@ async def test_a_late_step_makes_as_many_calls_as_an_early_one(
         sys.setprofile(None)
     made = [after - before for before, after in itertools.pairwise(at)]
     assert median(made[-50:]) < 1.2 * median(made[20:70])
+
+
+async def test_a_resume_reads_its_plan_once_and_writes_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes_app, "stops", True)
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        with pytest.raises(RunFailed, match="ends here"):
+            await runtime.run(sizes_app.counts, 3)
+        run = str(runtime.last_run_id)
+    monkeypatch.setattr(sizes_app, "stops", False)
+    plans, read, write = list[str](), plan_json.read_plan, Plan.to_json
+    monkeypatch.setattr(plan_json, "read_plan", lambda text: (plans.append("read"), read(text))[1])
+    monkeypatch.setattr(Plan, "to_json", lambda plan: (plans.append("written"), write(plan))[1])
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        assert await runtime.resume(run) == 3
+    assert plans == ["read"], "its code has not moved"
 
 
 async def test_a_resume_reads_the_rows_of_its_run_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypedDict
 
 from langgraph.graph import START, StateGraph
 from langgraph.types import CachePolicy
-from sqlalchemy import select
+from sqlalchemy import create_engine, inspect, select
 
-from ramify.graph import Cache
+from ramify.graph import Cache, Saver, Store
 from ramify.runtime.langgraph.checkpointer.tables import cached
 
 
@@ -58,3 +59,24 @@ def test_expired_entries_are_deleted(address: str) -> None:
         cache.set({(("n",), "new"): (1, None)})
         with cache._engine.connect() as connection:
             assert list(connection.execute(select(cached.c.key)).scalars()) == ["new"]
+
+
+def test_each_makes_only_the_tables_that_it_needs(tmp_path: Path) -> None:
+    """An empty table takes two pages of a file."""
+
+    def made() -> set[str]:
+        engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+        try:
+            return set(inspect(engine).get_table_names())
+        finally:
+            engine.dispose()
+
+    with Cache[int].open(tmp_path / "x.db"):
+        assert made() == {"ramify_saver", "ramify_cache"}
+    with Store.open(tmp_path / "x.db") as store:
+        store.put(("a",), "k", {"n": 1})
+        assert made() == {"ramify_saver", "ramify_cache", "ramify_items"}
+    with Saver.open(tmp_path / "x.db"):
+        assert {"ramify_threads", "ramify_checkpoints", "ramify_writes", "ramify_house"} < made()
+    with Store.open(tmp_path / "x.db") as store:
+        assert store.get(("a",), "k").value == {"n": 1}  # type: ignore[union-attr]
