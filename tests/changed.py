@@ -42,6 +42,11 @@ ALSO = {
 }
 """Tests of everything in a folder that lie elsewhere, or have another name: of each command, pass and policy."""
 CHOICE = {
+    "tests/cli": (
+        *("test_main.py", "test_start.py", "test_completion.py", "test_errors.py", "test_surroundings.py"),
+        *("test_json.py", "test_read_only.py", "commands/test_listings.py", "commands/test_run.py"),
+        "commands/test_resume_hostile_home.py",
+    ),
     "tests/runtime": (
         *("execution/test_run.py", "execution/test_failures.py", "effects/test_ledger.py", "codec/test_codec.py"),
         "langgraph/app/test_world_app.py",

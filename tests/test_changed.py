@@ -19,6 +19,7 @@ from changed import ALIASES, ALSO, CHOICE, PACKAGES, PAGES, ROOT, mirrors_of
             "api/cli/commands/diff.py",
             ["tests/cli/test_json.py", "tests/cli/test_read_only.py", "tests/cli/commands/test_diff.py"],
         ),
+        ("api/cli/registry.py", [f"tests/cli/{test}" for test in CHOICE["tests/cli"]]),
         ("tree_search/search.py", ["tests/tree_search/test_search.py"]),
         ("integrations/openai_agents.py", ["tests/integrations/test_openai_agents.py"]),
         ("compiler/ir/rewrite.py", ["tests/compiler/ir"]),

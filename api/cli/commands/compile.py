@@ -46,7 +46,7 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
     metavar="spec,ir,plan,dot,mermaid,schema",
     help="What to show; several separated by commas.",
 )
-@click.option("--without", multiple=True, metavar="PASS", help="Omit this pass. Repeatable.")
+@click.option("--without", multiple=True, metavar="PASS", help="Omit this pass; a wrong name lists them. Repeatable.")
 @click.option("--unmeasured", is_flag=True, help="Ignore the durations of recorded runs.")
 @click.option(
     "--history", metavar="URL", help="The URL of a gateway: use the stages that it expects if none are recorded here."
