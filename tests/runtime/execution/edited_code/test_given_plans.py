@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,13 @@ async def test_a_plan_of_other_code_expects_the_common_operations(app: App) -> N
     assert await app.resume("# shifted\n" + text) == DONE
 
 
+class Forgetful(dict[Any, Any]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+
 async def test_without_columns_the_line_decides_or_an_error_is_raised(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +58,8 @@ async def test_without_columns_the_line_decides_or_an_error_is_raised(
     one = THREE.replace('[await pay("a"), await pay("b")]', '[await pay("a"),\n        await pay("b")]')
     position = call_sites._position
     await app.begin(one)
-    monkeypatch.setattr(call_sites, "_position", lambda frame: (position(frame)[0], call_sites.NO_COLUMN))
+    monkeypatch.setattr(call_sites, "_POSITIONS", Forgetful())
+    monkeypatch.setattr(call_sites, "_position", lambda frame: (*position(frame)[:2], call_sites.NO_COLUMN))
     assert await app.resume(one) == DONE
     assert app.log == ONCE
     (app.folder / "flag").touch()
