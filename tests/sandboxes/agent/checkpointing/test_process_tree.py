@@ -249,6 +249,20 @@ async def test_a_session_that_was_kept_with_its_tree_is_kept_alone(
     assert told.value == "(True, [2000, 2001, 2002])"
 
 
+async def test_a_program_that_opens_and_closes_files_all_the_time_is_kept(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
+) -> None:
+    """Before it stands still, the agent looks at its files, some of which are gone when their turn comes."""
+    world = await namespaces.materialise(base, dumpable)
+    busy = "while True:\n held = [open('busy.py') for n in range(20)]\n [one.close() for one in held]\n"
+    (world.path / "busy.py").write_text(f"open('begun', 'w').close()\n{busy}")
+    await out(world, "python3 busy.py & program=$!")
+    await until(world, "[ -e begun ]")
+    for _ in range(5):
+        sealed = await world.seal()
+        assert sealed.tier is ProcessTier.TREE, sealed.processes.reason
+
+
 async def test_processes_in_a_removed_folder_are_kept(
     namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
 ) -> None:
