@@ -22,7 +22,7 @@ from ramify.runtime.records import OpRecord, OpStatus
 _LONGEST_S = 30.0
 """Seconds between two looks at the clock: the timers of an event loop do not count while a machine is suspended."""
 _OP = OpId("sleep")
-"""For all sleeps. Where in the code they are does not matter: those of one duration are alike."""
+"""The operation of every sleep. Sleeps are told apart by their duration and order, not by their place in the code."""
 
 
 def begin_sleeping(scope: RunScope, duration_s: float) -> Awaitable[None]:
@@ -60,8 +60,8 @@ async def _sleep(scope: RunScope, key: str, duration_s: float) -> None:
 
 
 async def _seal(scope: RunScope, key: str) -> None:
-    """Seal the branch's state, so that after a long sleep no finished step has to run again. If a step is at work on
-    the branch, leave it at that: a sleep must not wait for it."""
+    """Seal the branch's state, so that no finished step has to run again if the process ends during the sleep. Seal
+    nothing while a step works on the branch: the sleep must not wait for that step."""
     if not scope.branch.lock.locked():
         async with scope.branch.lock:
             await seal_before(scope, key)

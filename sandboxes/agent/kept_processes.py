@@ -104,7 +104,7 @@ class ProcessKeeper(ShellPreparer):
         of_sessions = (f"{session.name}.{end}" for session in self._sessions for end in ("in", "out"))
         pipes = ("script", "control", "out", "err", *of_sessions)
         found = self._family(note.shell)
-        with suppress(OSError):  # a process that still runs has ended, or closed a file; the check below decides
+        with suppress(OSError):  # a running process may end or close a file meanwhile: the second check decides
             members_of(found, self._start.private, pipes, self._sharing)  # refuse without stopping anything
         if any(process.state in "Tt" for process in found):
             raise CannotDump("a process was stopped")

@@ -148,7 +148,7 @@ async def test_no_duration(runtime: Runtime, duration: Duration) -> None:
         await runtime.run(sleeping_app.naps_for_nothing, duration)
 
 
-async def test_a_sleep_is_nothing_that_followed_from_a_failure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sleep_after_a_failure_does_not_keep_the_failure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume tries the last failed step again, although the workflow slept after it."""
     async with Runtime(home=home, sandbox="copy") as runtime:
         with pytest.raises(RunFailed, match="not yet"):
