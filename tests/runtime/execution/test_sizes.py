@@ -38,12 +38,18 @@ async def test_a_late_step_makes_as_many_calls_as_an_early_one(
     assert median(made[-50:]) < 1.2 * median(made[20:70])
 
 
-async def test_a_resume_reads_its_plan_once_and_writes_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def stopped(home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the id of a run of three steps that failed at its end."""
     monkeypatch.setattr(sizes_app, "stops", True)
     async with Runtime(home=home, sandbox="copy") as runtime:
         with pytest.raises(RunFailed, match="ends here"):
             await runtime.run(sizes_app.counts, 3)
         run = str(runtime.last_run_id)
+    return run
+
+
+async def test_a_resume_reads_its_plan_once_and_writes_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = await stopped(home, monkeypatch)
     monkeypatch.setattr(sizes_app, "stops", False)
     plans, read, write = list[str](), plan_json.read_plan, Plan.to_json
     monkeypatch.setattr(plan_json, "read_plan", lambda text: (plans.append("read"), read(text))[1])
@@ -54,11 +60,7 @@ async def test_a_resume_reads_its_plan_once_and_writes_none(home: Path, monkeypa
 
 
 async def test_a_resume_reads_the_rows_of_its_run_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes_app, "stops", True)
-    async with Runtime(home=home, sandbox="copy") as runtime:
-        with pytest.raises(RunFailed, match="ends here"):
-            await runtime.run(sizes_app.counts, 3)
-        run = str(runtime.last_run_id)
+    run = await stopped(home, monkeypatch)
     reads, read = [], StoreQueries._read
     monkeypatch.setattr(StoreQueries, "_read", lambda *given: (reads.append(given), read(*given))[1])
     monkeypatch.setattr(sizes_app, "stops", False)
