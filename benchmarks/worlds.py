@@ -31,6 +31,7 @@ from ramify.worlds.blocking_home import shared_home
 PARTS: dict[str, Callable[[Bed], list[Row]]] = {
     "start": latencies.start_rows,
     "exec": latencies.exec_rows,
+    "fork": latencies.fork_rows,
     "branch": latencies.branch_rows,
     "rollouts": throughput.rollout_rows,
     "best": throughput.best_of_rows,

@@ -1,11 +1,15 @@
-"""Rows of single latencies: the first command of a fresh world, one `exec`, and a branch at turn 20.
+"""Rows of single latencies: the first command of a fresh world, one `exec`, and forks of a world over an image.
 
 The rounds are cut into blocks, and a figure is the lowest of the blocks' medians, for all backends: other work on the
 machine only adds. The spread is that of all rounds.
+
+Rows "a turn apart" wait for `TURN_S` between two rounds, as an agent waits for its model: what is prepared for the next
+command or fork is prepared then. The rows "back to back" beside them do not wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
@@ -14,6 +18,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from benchmarks.forks.live_forks import TURN_S
 from benchmarks.rollouts.backends import Docker, docker, isolation
 from benchmarks.rollouts.bed import Bed
 from benchmarks.rollouts.scripted_agent import before
@@ -98,24 +103,33 @@ def exec_rows(bed: Bed) -> list[Row]:
         works = [lambda: _ms(lambda: _spawn(_TRUE)), lambda: _ms(lambda: world.exec(_TRUE, check=True))]
         alone, ours = _in_turn(rounds, *works)
 
-        async def directly() -> list[float]:
+        async def directly(count: int, apart_s: float) -> list[float]:
             taken = []
-            for _ in range(rounds):
+            for _ in range(count):
+                await asyncio.sleep(apart_s)
                 begun = time.perf_counter()
                 await world.world.exec(_TRUE, check=True)
                 taken.append((time.perf_counter() - begun) * 1000)
             return taken
 
-        within = world.call(directly)
+        apart = world.call(lambda: directly(bed.rounds(40, 8), TURN_S))
+        within = world.call(lambda: directly(rounds, 0.0))
+        alone_apart = []
+        for _ in range(bed.rounds(40, 8)):
+            time.sleep(TURN_S)
+            alone_apart.append(_ms(lambda: _spawn(_TRUE)))
     name, base = "one `exec` over fork and exec", lowest(alone)
     floor = f"fork and exec alone {base:.2f} ms"
-    added = [value - base for value in ours]
+
+    def added(kind: str, values: Sequence[float], over: float, **more: Any) -> Row:
+        return _row(f"{name}, {kind}", [value - over for value in values], **more)
+
+    floor_apart = lowest(alone_apart)
     rows = [
-        _row(
-            f"{name}, from an event loop", [value - base for value in within], target=1, note=floor
-        ),
-        _row(f"{name}, `SyncWorld`", added, note=floor),
-    ]  # fmt: skip
+        added("a turn apart", apart, floor_apart, target=1, note=f"fork and exec alone, too, {floor_apart:.2f} ms"),
+        added("back to back", within, base, note=floor),
+        added("back to back, `SyncWorld`", ours, base, note=floor),
+    ]
     missing = bed.missing_environments
     for peer in (one for one in bed.peers if not missing[one.name]):
         with peer.opened(image) as environment:
@@ -128,6 +142,28 @@ def exec_rows(bed: Bed) -> list[Row]:
     for at in rows:
         at["note"] += "".join(f"; {name} not measured: {why}" for name, why in missing.items() if why)
     return rows
+
+
+def fork_rows(bed: Bed) -> list[Row]:
+    """A child of a world over an image, without a shell, to the result of its first command. Each round changes a file
+    first, so that the fork includes a snapshot."""
+    image = bed.images[0]
+    with shared_home(bed.home) as home, SyncWorld.create(image=bed.ids[image.name], home=home) as world:
+
+        def ours(apart_s: float) -> float:
+            world.exec(("/bin/sh", "-c", "date +%N > changed"), check=True)
+            time.sleep(apart_s)
+            begun = time.perf_counter()
+            (child,) = world.fork()
+            child.exec(_TRUE, check=True)
+            taken = (time.perf_counter() - begun) * 1000
+            child.close()
+            return taken
+
+        (apart,) = _in_turn(bed.rounds(30, 6), partial(ours, TURN_S))
+        (mine,) = _in_turn(bed.rounds(30, 6), partial(ours, 0.0))
+    name = "fork of a world over an image, to the child's first command"
+    return [_row(f"{name}, a turn apart", apart, target=15), _row(f"{name}, back to back", mine)]
 
 
 def branch_rows(bed: Bed) -> list[Row]:
@@ -145,8 +181,9 @@ def branch_rows(bed: Bed) -> list[Row]:
             world.run("echo >> .turns/turns")
         world.run("cd .turns")
 
-        def ours() -> float:
+        def ours(apart_s: float) -> float:
             world.run("date +%N > changed")
+            time.sleep(apart_s)
             begun = time.perf_counter()
             (child,) = world.fork()
             said = child.run(ask)
@@ -156,10 +193,12 @@ def branch_rows(bed: Bed) -> list[Row]:
                 raise AssertionError(f"the child said {said.stdout!r}, not {expected!r}")
             return taken
 
-        (mine,) = _in_turn(rounds, ours)
+        (apart,) = _in_turn(rounds, partial(ours, TURN_S))
+        (mine,) = _in_turn(rounds, partial(ours, 0.0))
     name = "branch at turn 20, to the child's first command, shell alive"
+    back = _row(f"{name}, back to back", mine)
     if why := bed.missing_environments["Docker"]:
-        return [_row(name, mine, target=20, peer=f"not measured: {why}")]
+        return [_row(f"{name}, a turn apart", apart, target=20, peer=f"not measured: {why}"), back]
     backend, peers = Docker(), []
     with backend.opened(image) as environment:
         for turn in turns:
@@ -169,10 +208,9 @@ def branch_rows(bed: Bed) -> list[Row]:
             peers.append(_ms(lambda: _committed(environment.container_id)))
         docker("rmi", "-f", _COMMITTED)
     backend.settled()
-    return [
-        _row(name, mine, target=20, peer="docker commit and run, files only", peer_value=lowest(peers),
-                   note=f"Docker {min(peers):.0f} to {max(peers):.0f} ms")
-    ]  # fmt: skip
+    note = f"Docker {min(peers):.0f} to {max(peers):.0f} ms"
+    peer = {"peer": "docker commit and run, files only", "peer_value": lowest(peers)}
+    return [_row(f"{name}, a turn apart", apart, target=20, note=note, **peer), back]
 
 
 _COMMITTED = f"ramify-bench/committed:{os.getpid()}"
