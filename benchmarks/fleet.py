@@ -1,7 +1,7 @@
 """Measure the fleet: snapshots that travel through a bucket, rules that match jobs to devices, and workers on one
 PostgreSQL (docs/how-to/fleet.md).
 
-    python benchmarks/fleet.py [--quick] [--json] [--only PART] [--postgres URL] [--kills NUMBER]
+    python benchmarks/fleet.py [--quick] [--json] [--only PART …] [--postgres URL] [--kills NUMBER]
         [--seed SEED] [--tally FILE]
 
 `travel` pushes a snapshot of 100 MB to a folder and pulls it into another home; the peer is the plain transfer of the
@@ -283,7 +283,7 @@ def ray_rows(quick: bool, databases: Databases, parts: Collection[str]) -> list[
 
 def main() -> None:
     parser = options(__doc__, "few and small rows, in about a minute")
-    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; repeatable")
     parser.add_argument("--postgres", metavar="URL", help="a server for new databases [default: a temporary one]")
     parser.add_argument("--kills", type=int, default=300, help="[default: 300]")
     parser.add_argument("--seed", type=int, default=29, help="of the moments of the kills [default: 29]")
@@ -292,7 +292,7 @@ def main() -> None:
     before = os.getloadavg()[0]
     seeds = range(1 if asked.quick else 5)
     rows: list[Row] = []
-    parts = (asked.only,) if asked.only else QUICK_PARTS if asked.quick else PARTS
+    parts = tuple(asked.only) if asked.only else QUICK_PARTS if asked.quick else PARTS
     if "travel" in parts:
         with tempfile.TemporaryDirectory(prefix="ramify-bench-", ignore_cleanup_errors=True) as folder:
             try:

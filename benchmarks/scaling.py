@@ -2,7 +2,7 @@
 (docs/how-to/scale.md).
 
     python benchmarks/scaling.py [--quick] [--json] [--trace PATH …] [--weights FILE]
-        [--second FILE] [--only replicas|simulation|worlds|vllm]
+        [--second FILE] [--only replicas|simulation|worlds|vllm …]
 
 The start times are measured with the embedded engine's weights: FILE, or those in Ramify's home. Without weights, the
 simulations use times measured before (benchmarks/data/replica-starts.json), and the rows of the starts say so.
@@ -53,6 +53,7 @@ from ramify.sandboxes.host.scratch import remove_tree  # noqa: E402
 from ramify.serving.engine import models  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 
+PARTS = ("replicas", "worlds", "simulation")
 STORED = ROOT / "benchmarks" / "data" / "replica-starts.json"
 REPLICAS, LOAD = 24, 0.3
 SERVERS = (12, 8, 4)  # places of each, where the replicas are not all on one
@@ -303,13 +304,14 @@ def main() -> None:
     parser = options(__doc__, "CV 4 and 8 only, fewer seeds, shorter runs, no second model")
     parser.add_argument("--trace", type=Path, action="append", default=[], help="a trace of arrivals; repeatable")
     parser.add_argument(
-        "--only", choices=("replicas", "simulation", "worlds", "vllm"), help="only these; vllm runs no other way"
+        "--only", choices=(*PARTS, "vllm"), action="append", help="only this part; repeatable. vllm runs no other way"
     )
     parser.add_argument("--weights", type=Path, help="the embedded engine's weights")
     parser.add_argument("--second", type=Path, help="weights of a second model; without, the first one serves twice")
     parser.add_argument("--store", action="store_true", help=f"write the start times to {STORED.name}")
     asked = parser.parse_args()
     traces = [*asked.trace, *([Path(os.environ["RAMIFY_TRACE"])] if "RAMIFY_TRACE" in os.environ else [])]
+    parts = set(asked.only or PARTS)
     rows: list[Row] = []
 
     def add(one: Row) -> None:
@@ -318,24 +320,24 @@ def main() -> None:
 
     starts, why = (
         starts_of(asked.weights, 3 if asked.quick else 7)
-        if asked.only not in ("vllm", "worlds")
+        if {"replicas", "simulation"} & parts
         else stored("not asked for")
     )
     if asked.store and why is None:
         STORED.write_text(json.dumps(asdict(starts), indent=2) + "\n", encoding="utf-8")
-    if asked.only == "vllm":
+    if "vllm" in parts:
         for one in vllm_rows(asked.weights):
             add(one)
-    if asked.only in (None, "replicas"):
+    if "replicas" in parts:
         for one in chain(start_rows(starts, why), burst_rows(asked.weights)):
             add(one)
-    if asked.only in (None, "replicas") and not asked.quick:
+    if "replicas" in parts and not asked.quick:
         for one in pipeline_rows(asked.weights, asked.second):
             add(one)
-    if asked.only in (None, "worlds"):
+    if "worlds" in parts:
         for one in world_rows(3 if asked.quick else 20):
             add(one)
-    if asked.only in (None, "simulation"):
+    if "simulation" in parts:
         for one in simulation_rows(starts, asked.quick, traces):
             add(one)
     if asked.json:
