@@ -3,8 +3,8 @@
 The rounds are cut into blocks, and a figure is the lowest of the blocks' medians, for all backends: other work on the
 machine only adds. The spread is that of all rounds.
 
-Rows "a turn apart" wait for `TURN_S` between two rounds, as an agent waits for its model: what is prepared for the next
-command or fork is prepared then. The rows "back to back" beside them do not wait.
+Rows "a turn apart" wait for `TURN_S` between two rounds, as an agent waits for its model: what is prepared for the
+next command or fork is prepared then. The rows "back to back" beside them do not wait.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def exec_rows(bed: Bed) -> list[Row]:
 
 
 def fork_rows(bed: Bed) -> list[Row]:
-    """A child of a world over an image, without a shell, to the result of its first command. Each round changes a file
-    first, so that the fork includes a snapshot."""
+    """A child of a world over an image, without a shell, to the result of its first command. Each round changes a
+    file first, so that the fork includes a snapshot."""
     image = bed.images[0]
     with shared_home(bed.home) as home, SyncWorld.create(image=bed.ids[image.name], home=home) as world:
 
