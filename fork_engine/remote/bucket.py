@@ -287,5 +287,6 @@ def _translated(error: Exception, url: str, name: str, *, folder: bool) -> Remot
             "Renew them in the environment, then try again"
         )
     return RemoteUnusable(
-        f"{url} cannot be used at {name or 'its top'}{shown}: {why}. Check the address and the network, then try again"
+        f"{url} cannot be used at {name or 'its top'}{shown}: {why}. Check the address and the network, then try "
+        "again"
     )

@@ -216,9 +216,7 @@ class ExactReader:
             yield taken
 
     def altered(self, why: str) -> RemoteObjectAltered:
-        return RemoteObjectAltered(
-            f"{self.what} in the bucket was altered: {why}. {MEND}"
-        )
+        return RemoteObjectAltered(f"{self.what} in the bucket was altered: {why}. {MEND}")
 
 
 _MOST_MANIFEST = 4 << 30

@@ -123,7 +123,16 @@ def test_files_that_another_program_left_are_in_the_way_of_nothing(
     bucket = tmp_path / "bucket"
     (record,) = objects("snapshots")
     (name,) = objects("names")
-    for place in ("objects", "snapshots", Path(record).parent, "names", Path(name).parent, "runs/r", "claims", "runs"):
+    for place in (
+        "objects",
+        "snapshots",
+        Path(record).parent,
+        "names",
+        Path(name).parent,
+        "runs/r",
+        "claims",
+        "runs",
+    ):
         (bucket / place).mkdir(parents=True, exist_ok=True)
         (bucket / place / ".DS_Store").write_text("x")
     (bucket / "runs/r" / "copy of 00000001.json").write_text("{}")
