@@ -134,12 +134,13 @@ class Bucket:
         """Write an object, all of it or nothing. Errors that `data` raises are passed on, with nothing written."""
         import obstore
 
-        small = isinstance(data, bytes) and len(data) < _SMALL_BODY
-        with self._errors(name), nullcontext() if small or self.folder is not None else self._bodies:
+        free = self.folder is not None or (isinstance(data, bytes) and len(data) < _SMALL_BODY)
+        parts = 1 if self.folder is None else 4
+        with self._errors(name), nullcontext() if free else self._bodies:
             if isinstance(data, bytes):
                 obstore.put(self._store, name, data, use_multipart=False)
             else:
-                obstore.put(self._store, name, iter(data), chunk_size=PART_BYTES, max_concurrency=1)
+                obstore.put(self._store, name, iter(data), chunk_size=PART_BYTES, max_concurrency=parts)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless one has this name. Returns whether it was written. Atomic."""

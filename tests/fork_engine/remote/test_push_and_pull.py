@@ -134,7 +134,8 @@ def test_a_damaged_object_is_found_and_replaced_by_another_push(
         large.unlink()
     else:
         large.write_bytes(data[:-1] if how == "cut" else data[:-9] + b"different")
-    with pytest.raises(RemoteObjectMissing if how == "removed" else RemoteObjectAltered):
+    kind = RemoteObjectMissing if how == "removed" else RemoteObjectAltered
+    with pytest.raises(kind, match="`ramify fsck --remote --repair` marks what is damaged; then push it again"):
         pull(there.remote, [state.id])
     with pytest.raises(SnapshotNotFound):
         there.bench.store.get(state.id)
