@@ -191,9 +191,11 @@ class Fleet:
     async def _to_the_end(self, record: RunRecord, needs: Needs) -> Any:
         if record.status is not RunStatus.DONE:
             assert self.runtime.bucket is not None
-            if await asyncio.to_thread(missing, self.runtime.snapshots, record.base_snapshot) is None:
-                await self.runtime.bucket.upload(record.base_snapshot)
-            asked = Asked(self.runtime.sandbox_of(record), needs, record.base_snapshot)
+            base, layers = record.base_snapshot, frozenset[str]()
+            if await asyncio.to_thread(missing, self.runtime.snapshots, base) is None:
+                await self.runtime.bucket.upload(base)
+                layers = frozenset((await asyncio.to_thread(self.runtime.snapshots.get, base)).all_layers)
+            asked = Asked(self.runtime.sandbox_of(record), needs, base, layers=layers)
             await self._on_nodes(record.id, asked)
         return await self.runtime.resume(record.id)  # the result of a run that is done
 

@@ -61,12 +61,13 @@ class FleetWorld:
         *,
         sealed: Snapshot | None = None,
         near: NodeId | None = None,
+        layers: frozenset[str] = frozenset(),
     ) -> None:
         """Use `Fleet.world` or `fork` instead. sealed: the snapshot of `state`, if it is known. near: the node that
-        has it."""
+        has it. layers: of the state, if they are known."""
         self.state = state
         self._nodes, self._runtime, self._setup, self._needs = nodes, runtime, setup, needs
-        self._sealed, self._near = sealed, near
+        self._sealed, self._near, self._layers = sealed, near, layers
         self._member: Member[RayHost] | None = None  # where it lives
         self._key = WorldKey(secrets.token_hex(8))
         self._lock = asyncio.Lock()
@@ -147,6 +148,7 @@ class FleetWorld:
                     self.state,
                     sealed=self._sealed,
                     near=self._near,
+                    layers=self._layers,
                 )
                 for _ in range(n)
             ]
@@ -214,6 +216,7 @@ class FleetWorld:
             raise WorldClosed("the world was closed during this operation: fork it before you close it")
         if answer.state is not None:
             self.state, self._sealed = answer.state.id, answer.state
+            self._layers = frozenset(answer.state.all_layers)
         return answer
 
     async def _at(self, member: Member[RayHost], operation: Operation) -> WorldAnswer:
@@ -230,7 +233,7 @@ class FleetWorld:
 
     def _asked(self) -> Asked:
         lives = self._member is not None and self._nodes.lives(self._member)
-        return Asked(self._setup.sandbox, self._needs, self.state, self._near, stays=lives)
+        return Asked(self._setup.sandbox, self._needs, self.state, self._near, stays=lives, layers=self._layers)
 
     def _refusal(self) -> str:
         return f'no node can take this world. fleet.world(snapshot="{self.state}") is its last state:'
@@ -270,7 +273,8 @@ async def world_on_nodes(
             state = SnapshotId(str(snapshot)) if base is None else base.id
             if base is not None and await asyncio.to_thread(missing, runtime.snapshots, state) is None:
                 await runtime.bucket.upload(state)
-    async with FleetWorld(nodes, runtime, setup, needs, state) as world:
+    layers = frozenset[str](() if base is None else base.all_layers)
+    async with FleetWorld(nodes, runtime, setup, needs, state, layers=layers) as world:
         yield world
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
@@ -176,7 +177,8 @@ class FleetNodes:
             return
         host = await self._cluster.start_host(node)
         try:
-            facts = checked(node, await host.describe())
+            asked_at = time.time()
+            facts = checked(node, await host.describe(), asked_at)
             if (error := await host.open(self._shared, self._sandbox, node.name)) is not None:
                 raise rebuilt(error, node.name)
         except HostDied as error:

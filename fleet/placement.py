@@ -1,8 +1,8 @@
 """Which node takes which run or command: in the order of arrival, the fitting node with the largest free share. No
 I/O.
 
-Nodes that have the run's first state already are preferred among equals. A world goes where its state is, if a slot
-is free there, and stays where it lives.
+Nodes that have the run's first state already, or more of its layers, are preferred among equals. A world goes where
+its state is, if a slot is free there, and stays where it lives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Host = TypeVar("Host")
 
 @dataclass(eq=False, slots=True)
 class Member(Generic[Host]):
-    """A node that works for the fleet. slots: runs that it takes at the same time. has: states that it was sent."""
+    """A node that works for the fleet. slots: runs that it takes at the same time. has: states that it was sent.
+    layers: that its home had, or that it was sent."""
 
     node: Node
     facts: HostFacts
@@ -28,23 +29,41 @@ class Member(Generic[Host]):
     slots: int
     taken: int = 0
     has: set[SnapshotId] = field(default_factory=set)
+    layers: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.layers |= self.facts.layers
 
     @property
     def free(self) -> float:
         """The free share of its slots, 0 to 1."""
         return (self.slots - self.taken) / self.slots
 
+    def share_of(self, asked: Asked) -> float:
+        """The share of the first state that it has, 0 to 1, as far as is known."""
+        if asked.base in self.has:
+            return 1.0
+        return len(asked.layers & self.layers) / len(asked.layers) if asked.layers else 0.0
+
+    def sent(self, asked: Asked) -> None:
+        """It takes the run or command, and so gets the state."""
+        self.taken += 1
+        self.has.add(asked.base)
+        self.layers |= asked.layers
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a run, or a command of a world, asks for. base: the state that it begins with. near: the node that has
-    this state. stays: whether it waits for that node, while the node is there, though others are free."""
+    this state. stays: whether it waits for that node, while the node is there, though others are free. layers: of the
+    state, if they are known."""
 
     sandbox: str
     needs: Needs
     base: SnapshotId
     near: NodeId | None = None
     stays: bool = False
+    layers: frozenset[str] = frozenset()
 
 
 def unfit(node: Node, facts: HostFacts, asked: Asked) -> str:
@@ -68,7 +87,7 @@ def choose(members: Iterable[Member[Host]], asked: Asked) -> Member[Host] | None
     if asked.stays and (home := [one for one in fit if one.node.id == asked.near]):
         fit = home
     able = [one for one in fit if one.taken < one.slots]
-    return max(able, key=lambda one: (one.node.id == asked.near, one.free, asked.base in one.has), default=None)
+    return max(able, key=lambda one: (one.node.id == asked.near, one.free, one.share_of(asked)), default=None)
 
 
 class Queue(Generic[Host]):
@@ -121,7 +140,6 @@ class Queue(Generic[Host]):
             if member is None:
                 left.append((asked, future))
                 continue
-            member.taken += 1
-            member.has.add(asked.base)
+            member.sent(asked)
             future.set_result(member)
         self._waiting = left

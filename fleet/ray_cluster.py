@@ -114,6 +114,7 @@ class RayCluster:
     async def _disconnect(self) -> None:
         if self._is_ours:
             await finish_before_cancelling(asyncio.to_thread(self._ray.shutdown))
+            _let_print(self._ray, True)
 
     def _connect(self) -> None:
         try:
@@ -150,6 +151,7 @@ class RayCluster:
         finally:
             log.removeFilter(_not_of_signals)
         self._is_ours = True
+        _let_print(ray, False)
 
     def _nodes(self) -> list[Node]:
         _check_head(self._ray)
@@ -201,6 +203,13 @@ def _check_head(ray: Any) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
     except OSError as error:
         raise ClusterUnreachable(f"the head of the Ray cluster does not answer: {error}") from None
+
+
+def _let_print(ray: Any, allowed: bool) -> None:
+    """Whether Ray prints the errors of nodes, with the ends of their logs, on the program's stdout: there the result
+    of `ramify run` goes. The fleet's observer is told that a node is lost. Ray has no public way to say this."""
+    if (internal := getattr(ray, "_private", None)) is not None:
+        internal.worker._worker_logs_enabled = allowed
 
 
 def _not_of_signals(record: logging.LogRecord) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.store_folder import boot_id
 from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
+from ramify.images.catalogue import Catalogue
+from ramify.images.errors import ImagesError
 from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder
 from ramify.runtime.records import ROOT, BranchPath, RunId
 from ramify.runtime.store.address import parse
@@ -297,7 +300,17 @@ def _facts(home: Path) -> HostFacts:
         memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         sandboxes={name: able.reason for name, able in found.items()},
         criu=found["namespaces"].why_not(Feature.CRIU),
+        images=_images(home),
+        layers=frozenset(SnapshotStore(paths.snapshots(home)).parts.layers),
+        clock=time.time(),
     )
+
+
+def _images(home: Path) -> tuple[str, ...]:
+    try:
+        return tuple(name for image in Catalogue(paths.images(home)).all() for name in image.names)
+    except ImagesError:  # a damaged one: those who use it are told
+        return ()
 
 
 def _check_database(shared: Shared, node: str) -> None:

@@ -37,7 +37,8 @@ class HostFacts:
 
     version: of Ramify. host, pid: as in the leases that it takes. boot: identifies the running kernel. memory: of the
     machine, in bytes. sandboxes: why a backend cannot be used there, by its name; "" if it can. criu: why processes
-    cannot be dumped whole there; "" if they can.
+    cannot be dumped whole there; "" if they can. images: the names of those in its home. layers: the ids of those in
+    its home. clock: its Unix time when it said this.
     """
 
     version: str
@@ -49,6 +50,9 @@ class HostFacts:
     memory: int
     sandboxes: Mapping[str, str]
     criu: str
+    images: tuple[str, ...] = ()
+    layers: frozenset[str] = field(default=frozenset(), repr=False)
+    clock: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ramify.fork_engine.types import Entry, EntryKind, LayerId
 
 FORMAT = 1
 
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 """The exceptions that reading JSON raises if it is malformed or lacks what it should hold."""
 
 _DEFAULTS = {f.name: f.default for f in fields(Entry) if f.name != "kind"}

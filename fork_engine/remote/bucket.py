@@ -6,9 +6,12 @@ answered: an answer may hold parts of a signed request.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +19,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ramify import paths
-from ramify.fork_engine.errors import ClockOff, CredentialsRefused, RemoteError, RemoteObjectMissing, RemoteUnusable
+from ramify.fork_engine.errors import (
+    ClockOff,
+    CredentialsRefused,
+    RemoteError,
+    RemoteObjectAltered,
+    RemoteObjectMissing,
+    RemoteUnusable,
+)
 from ramify.fork_engine.filesystem.file_content import sync_file_system
 from ramify.fork_engine.store_folder import open_folder
 
@@ -33,10 +43,19 @@ SCHEMES = {
 """The URL schemes that a bucket may have, and the kind of service."""
 
 PART_BYTES = 8 << 20
-"""Bytes of one part of a large upload, and of one piece of a download."""
+"""Bytes of one part of a large upload, and of one request of a download."""
 
-_RETRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S, _RETRY_S = 8, 0.5, 4.0, 60.0
+_BODIES, _SMALL_BODY = 2, 1 << 20
+"""Uploads to a service at the same time that are not small. They share the connection, and `obstore` gives up a
+request that takes longer than 30 s ($AWS_TIMEOUT): so what is under way at once must be little for a slow one."""
+
+_RETRIES, _FIRST_WAIT_S, _LONGEST_WAIT_S, _RETRY_S = 8, 0.5, 4.0, 90.0
 """Retries of a request. The waits between them grow at random and add up to about 8 s."""
+_MOST_AT_ONCE = 1 << 30
+"""Bytes of an object that `get` reads. A service that announces more would have `obstore` end the process."""
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CODE = re.compile(r"<Code>([A-Za-z]+)</Code>|\"error\": ?\"([a-z_]+)\"")
 _CLOCK = (
     "RequestTimeTooSkewed",
@@ -72,28 +91,38 @@ class Bucket:
     def __init__(self, url: str | Path) -> None:
         self.url, self.folder = normalised(url)
         self._store = _open(self.url, self.folder)
+        self._bodies = threading.BoundedSemaphore(_BODIES)
 
     def get(self, name: str) -> bytes:
-        """Return an object's bytes. Raises `RemoteObjectMissing`."""
+        """Return the bytes of a small object. Raises `RemoteObjectMissing`, `RemoteObjectAltered`."""
         import obstore
 
         with self._errors(name):
-            return bytes(obstore.get(self._store, name).bytes())
+            found = obstore.get(self._store, name)
+            if (size := found.meta["size"]) > _MOST_AT_ONCE:
+                raise RemoteObjectAltered(f"{self.url}: {name} has {size} bytes, which Ramify has not written")
+            return bytes(found.bytes())
 
     def stream(self, name: str, start: int, length: int) -> Iterator[memoryview]:
         """Yield `length` bytes of an object from `start`, in pieces; fewer if the object is shorter. Raises
         `RemoteObjectMissing`."""
-        if length == 0:
-            return
-        try:
-            yield from self._stream(name, start, length)
-        except RemoteUnusable:
-            info = self.info(name)
-            if info is None or info.size > start:
-                raise
-            # services refuse a range that begins behind the end
+        end, at_once = start + length, PART_BYTES if self.folder is None else length
+        while start < end:
+            asked, got = min(at_once, end - start), 0
+            try:
+                for piece in self._part(name, start, asked):
+                    got += len(piece)
+                    yield piece
+            except RemoteUnusable:
+                info = self.info(name)
+                if info is None or info.size > start:
+                    raise
+                # services refuse a range that begins behind the end
+            if got < asked:
+                return
+            start += asked
 
-    def _stream(self, name: str, start: int, length: int) -> Iterator[memoryview]:
+    def _part(self, name: str, start: int, length: int) -> Iterator[memoryview]:
         import obstore
 
         with self._errors(name):
@@ -105,11 +134,13 @@ class Bucket:
         """Write an object, all of it or nothing. Errors that `data` raises are passed on, with nothing written."""
         import obstore
 
-        with self._errors(name):
+        free = self.folder is not None or (isinstance(data, bytes) and len(data) < _SMALL_BODY)
+        parts = 1 if self.folder is None else 4
+        with self._errors(name), nullcontext() if free else self._bodies:
             if isinstance(data, bytes):
                 obstore.put(self._store, name, data, use_multipart=False)
             else:
-                obstore.put(self._store, name, iter(data), chunk_size=PART_BYTES, max_concurrency=4)
+                obstore.put(self._store, name, iter(data), chunk_size=PART_BYTES, max_concurrency=parts)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless one has this name. Returns whether it was written. Atomic."""
@@ -174,7 +205,7 @@ class Bucket:
         except (NotFoundError, FileNotFoundError):
             raise RemoteObjectMissing(f"{self.url} has no object {name}") from None
         except BaseError as error:
-            raise _translated(error, self.url, name) from None
+            raise _translated(error, self.url, name, folder=self.folder is not None) from None
         except OSError as error:
             raise RemoteUnusable(
                 f"{self.url} cannot be used at {name}: {error.strerror or type(error).__name__}"
@@ -229,11 +260,21 @@ def _info(meta: Any) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
 
 
-def _translated(error: Exception, url: str, name: str) -> RemoteError:
-    """Return our error for one of obstore's. Only the service's error code is taken from its text."""
+def _translated(error: Exception, url: str, name: str, *, folder: bool) -> RemoteError:
+    """Return our error for one of obstore's. Only the error code of the service or of the system is taken from its
+    text."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     text = str(error)
+    number = int(found[1]) if (found := _OS_ERROR.search(text)) else 0
+    why = os.strerror(number) if number else type(error).__name__
+    if folder and number in _REFUSED:
+        return CredentialsRefused(
+            f"{url} refuses access at {name or 'its top'}: {why}. Let this user read, write, list and delete what is "
+            "in the folder, then try again"
+        )
+    if folder:
+        return RemoteUnusable(f"{url} cannot be used at {name or 'its top'}: {why}. Check the folder, then try again")
     found = _CODE.search(text)
     code = next((one for one in found.groups() if one), "") if found else ""
     shown = f" ({code})" if code else ""
@@ -247,6 +288,6 @@ def _translated(error: Exception, url: str, name: str) -> RemoteError:
             "Renew them in the environment, then try again"
         )
     return RemoteUnusable(
-        f"{url} cannot be used at {name}{shown}: {type(error).__name__}. Check the address and the network, "
-        "then try again"
+        f"{url} cannot be used at {name or 'its top'}{shown}: {why}. Check the address and the network, then try "
+        "again"
     )

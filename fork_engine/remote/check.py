@@ -18,6 +18,7 @@ from ramify.fork_engine.filesystem.openat import remove_tree
 from ramify.fork_engine.remote import formats
 from ramify.fork_engine.remote.formats import ExactReader, Member, PackedAt, RemoteRecord, read_manifest, write_layer
 from ramify.fork_engine.remote.remote_store import RemoteStore
+from ramify.fork_engine.store_folder import ID
 from ramify.fork_engine.store_parts import Part, needed_by
 from ramify.fork_engine.types import LayerId, SnapshotId
 
@@ -97,8 +98,8 @@ def check(remote: RemoteStore, *, repair: bool = False) -> RemoteReport:
         bad.setdefault(at.object, problem)
     whole = {one.snapshot.id for one in found if not wrong.keys() & one.places.items()}
     broken = [one.name for one in found if wrong.keys() & one.places.items()]
-    named = {one.name.rpartition("/")[2] for one in remote.bucket.objects(f"{formats.NAMES}/{remote.owner}")}
-    lost = sorted(SnapshotId(id) for id in named - whole)
+    names = (one.name.rpartition("/")[2] for one in remote.bucket.objects(f"{formats.NAMES}/{remote.owner}"))
+    lost = sorted({SnapshotId(id) for id in names if ID.fullmatch(id)} - whole)
     condemned = sorted({*bad, *broken}) if repair else []
     for name in condemned:
         remote.condemn(name)

@@ -107,14 +107,14 @@ class _Collection:
 
     def _superseded_runs(self, before: float) -> list[ObjectInfo]:
         """Return the objects of runs that a later push of the same run replaced."""
-        newest: dict[str, str] = {}
-        every = list(self._remote.bucket.objects(formats.RUNS))
-        for one in every:
-            run = one.name.split("/")[1]
-            newest[run] = max(newest.get(run, ""), one.name.split("/")[2])
-        return [
-            one for one in every if one.name.split("/")[2] != newest[one.name.split("/")[1]] and one.modified < before
-        ]
+        newest: dict[str, int] = {}
+        every: list[tuple[str, int, ObjectInfo]] = []
+        for one in self._remote.bucket.objects(formats.RUNS):
+            if (generation := formats.generation_of(one.name)) is not None:
+                run = one.name.split("/")[1]
+                newest[run] = max(newest.get(run, 0), generation)
+                every.append((run, generation, one))
+        return [one for run, generation, one in every if generation < newest[run] and one.modified < before]
 
     def _delete(self, names: Iterable[str], point: str) -> None:
         for name in () if self._dry_run else names:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ FORMAT = 1
 MARKER = "ramify-store.json"
 OBJECTS, RECORDS, NAMES, CONDEMNED, CLOCK = "objects", "snapshots", "names", "condemned", "clock"
 RUNS, CLAIMS = "runs", "claims"
+
+MEND = "`ramify fsck --remote --repair` marks what is damaged; then push it again from a machine that has it"
+"""What to do about damage: a push relies on what is there, unless it is marked."""
+
+_MOST_OBJECT = 1 << 62
 
 Member = tuple[Part, str]
 """A layer, process image or blob, by its part of the store and its digest."""
@@ -80,6 +86,26 @@ def name_of(owner: str, id: SnapshotId) -> str:
     return f"{NAMES}/{owner}/{id}"
 
 
+_GENERATION = re.compile(rf"{RUNS}/[^/]+/(\d{{8,}})\.json")
+_RECORD = re.compile(rf"{RECORDS}/[^/]+/[^/]+\.json")
+_OBJECT = re.compile(rf"{OBJECTS}/[0-9a-f]+")
+
+
+def run_object(run: str, generation: int) -> str:
+    return f"{RUNS}/{run}/{generation:08}.json"
+
+
+def generation_of(name: str) -> int | None:
+    """Return the generation of an object with the rows of a run. None: it is something else, as a file that a file
+    manager left there."""
+    found = _GENERATION.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def is_record(name: str) -> bool:
+    return _RECORD.fullmatch(name) is not None
+
+
 def encode_record(record: bytes, places: Mapping[Member, PackedAt]) -> bytes:
     spelled = {f"{part.value}/{name}": (at.object, at.offset, at.length) for (part, name), at in places.items()}
     fields = {"format": FORMAT, "record": record.decode("ascii"), "places": spelled}
@@ -100,17 +126,24 @@ def decode_record(name: str, data: bytes) -> RemoteRecord:
             )
         record = raw["record"].encode("ascii")
         snapshot, volatile = decode(record, id)
-        places = {_member(said): PackedAt(str(at[0]), int(at[1]), int(at[2])) for said, at in raw["places"].items()}
-    except (*MALFORMED, SnapshotCorrupt, IndexError):
-        raise RemoteObjectAltered(
-            f"the record {name} in the bucket was altered. Push the snapshot again from a machine that has it"
-        ) from None
+        places = {_member(said): _place(*at) for said, at in raw["places"].items()}
+    except (*MALFORMED, SnapshotCorrupt):
+        raise RemoteObjectAltered(f"the record {name} in the bucket was altered. {MEND}") from None
     return RemoteRecord(name, snapshot, record, volatile, places)
 
 
 def _member(said: str) -> Member:
     part, _, name = said.partition("/")
     return Part(part), name
+
+
+def _place(name: object, offset: object, length: object) -> PackedAt:
+    """Raises `ValueError` for a place that no push has written."""
+    if not isinstance(name, str) or _OBJECT.fullmatch(name) is None:
+        raise ValueError(name)
+    if type(offset) is not int or type(length) is not int or not 0 <= offset <= offset + length < _MOST_OBJECT:
+        raise ValueError(offset, length)
+    return PackedAt(name, offset, length)
 
 
 _CHUNK = 1 << 20
@@ -183,10 +216,7 @@ class ExactReader:
             yield taken
 
     def altered(self, why: str) -> RemoteObjectAltered:
-        return RemoteObjectAltered(
-            f"{self.what} in the bucket was altered: {why}. `ramify fsck --remote` lists what is damaged; push it "
-            "again from a machine that has it"
-        )
+        return RemoteObjectAltered(f"{self.what} in the bucket was altered: {why}. {MEND}")
 
 
 _MOST_MANIFEST = 4 << 30

@@ -21,7 +21,15 @@ from ramify.fork_engine.errors import (
 )
 from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.layers import Layers
-from ramify.fork_engine.remote.formats import ExactReader, Member, PackedAt, RemoteRecord, read_manifest, write_layer
+from ramify.fork_engine.remote.formats import (
+    MEND,
+    ExactReader,
+    Member,
+    PackedAt,
+    RemoteRecord,
+    read_manifest,
+    write_layer,
+)
 from ramify.fork_engine.remote.remote_store import RemoteStore
 from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.fork_engine.store_parts import Part, needed_by
@@ -75,8 +83,11 @@ class _Pull:
         for record in self._remote.find(id):
             try:
                 return self._from_record(record)
-            except (RemoteObjectMissing, RemoteObjectAltered) as error:
-                why = error  # another push of the same state may have its own copy
+            except RemoteObjectMissing as error:
+                why = RemoteObjectMissing(f"{error}. {MEND}")
+            except RemoteObjectAltered as error:
+                why = error
+            # another push of the same state may have its own copy
         assert why is not None
         raise why
 
@@ -84,7 +95,7 @@ class _Pull:
         local = self._remote.local
         needed = needed_by(record.snapshot)
         if needed - record.places.keys():
-            raise RemoteObjectAltered(f"the record {record.name} does not say where all its parts are")
+            raise RemoteObjectAltered(f"the record {record.name} does not say where all its parts are. {MEND}")
         for _ in range(_MOST_ROUNDS):
             self._fetch({one: record.places[one] for one in self._lacking(needed)})
             with local.parts.folder.lock():

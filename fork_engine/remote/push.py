@@ -33,7 +33,7 @@ from ramify.fork_engine.types import LayerId, SnapshotId
 SMALL = 4 << 20
 """Bytes below which a member shares an object with others."""
 
-PACK = 16 << 20
+PACK = 8 << 20
 """Bytes after which an object with small members is full."""
 
 MOST_AT_ONCE = 64

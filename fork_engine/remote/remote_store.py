@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -218,7 +219,9 @@ class RemoteStore:
     # Records
 
     def record_names(self, id: SnapshotId) -> list[str]:
-        return sorted(one.name for one in self.bucket.objects(f"{formats.RECORDS}/{id}"))
+        return sorted(
+            one.name for one in self.bucket.objects(f"{formats.RECORDS}/{id}") if formats.is_record(one.name)
+        )
 
     def record(self, name: str) -> RemoteRecord:
         """Raises `RemoteObjectMissing`, `RemoteObjectAltered`."""
@@ -274,7 +277,10 @@ def _parsed_marker(bucket: Bucket) -> Marker:
             raise ForeignBucket(
                 f"{bucket.url} was made by another version of Ramify (format {raw['format']!r}): update this one"
             )
-        return Marker(str(raw["store"]), float(raw["grace_s"]))
+        marker = Marker(str(raw["store"]), float(raw["grace_s"]))
+        if not 0 < marker.grace_s < math.inf:  # a collection would delete what a push relies on
+            raise ValueError(marker.grace_s)
+        return marker
     except MALFORMED:
         raise ForeignBucket(
             f"{bucket.url}: its {formats.MARKER} is not one of Ramify's. Name another bucket"

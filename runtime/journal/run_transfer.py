@@ -95,7 +95,7 @@ async def push_run(store: RunStore, remote: RemoteStore, pins: Pins, locks: Path
 def _publish(remote: RemoteStore, locks: Path, rows: RunRows) -> None:
     run, generation = rows.run.id, _newest(remote, rows.run.id) + 1
     note_pushed(locks, run, PushedRun(remote.bucket.url, generation))
-    if not remote.bucket.create(_object(run, generation), encode(rows)):
+    if not remote.bucket.create(names.run_object(run, generation), encode(rows)):
         note_brought_back(locks, run)
         raise RunLocked(
             f"run {run} was pushed by another machine at the same time: `ramify pull {run}` takes it here"
@@ -121,7 +121,7 @@ async def pull_run(store: RunStore, remote: RemoteStore, locks: Path, run: RunId
             return PulledRun(mine.run, fetched, was_here=True)
         if generation == 0:
             raise RunNotFound(f"no run {run} in {remote.bucket.url}: push it from the machine that has it")
-        data = await asyncio.to_thread(remote.bucket.get, _object(run, generation))
+        data = await asyncio.to_thread(remote.bucket.get, names.run_object(run, generation))
         rows = decode(data, run)
         fetched = await _fetch(remote, rows)
         await asyncio.to_thread(_claim, remote, run, generation)
@@ -143,12 +143,8 @@ async def _fetch(remote: RemoteStore, rows: RunRows) -> Pulled:
 
 def _newest(remote: RemoteStore, run: RunId) -> int:
     """Return the highest generation of a run in the bucket, 0 if there is none."""
-    found = (one.name.rpartition("/")[2] for one in remote.bucket.objects(f"{names.RUNS}/{run}"))
-    return max((int(name.removesuffix(".json")) for name in found), default=0)
-
-
-def _object(run: RunId, generation: int) -> str:
-    return f"{names.RUNS}/{run}/{generation:08}.json"
+    found = (names.generation_of(one.name) for one in remote.bucket.objects(f"{names.RUNS}/{run}"))
+    return max((one for one in found if one is not None), default=0)
 
 
 def _claim(remote: RemoteStore, run: RunId, generation: int) -> None:
@@ -156,7 +152,7 @@ def _claim(remote: RemoteStore, run: RunId, generation: int) -> None:
     if remote.bucket.create(claim, remote.owner.encode()):
         return
     try:
-        owner = remote.bucket.get(claim).decode()
+        owner = remote.bucket.get(claim).decode(errors="replace")
     except RemoteObjectMissing:
         owner = ""
     if owner != remote.owner:
@@ -182,7 +178,10 @@ def decode(data: bytes, run: RunId) -> RunRows:
                 f"run {run} was pushed by another version of Ramify (schema {raw['schema']!r}, here "
                 f"{REVISIONS[-1]!r}): use the same version on both machines"
             )
-        return _rows(raw)
+        rows = _rows(raw)
+        if rows.run.id != run:
+            raise altered
+        return rows
     except MALFORMED:
         raise altered from None
 

@@ -22,6 +22,7 @@ from ramify.fleet.carried_errors import NodeTraceback
 from ramify.fleet.errors import NodesDied, NoFitNode
 from ramify.fleet.fleet import Fleet
 from ramify.fleet.nodes import MOST_DEATHS
+from ramify.fleet.ray_cluster import RayCluster
 from ramify.fleet.types import Needs, NodeJoined, NodeLost, NodeRefused, Placed
 from ramify.runtime.errors import RunCancelled, RunWaiting, StepFailed
 from ramify.runtime.events import Event, OpDone, RunEnded, RunStarted
@@ -96,6 +97,15 @@ def test_the_command_line_runs_and_resumes_on_a_node(
     assert "1 path changed" in printed.err
     assert run_command_line([*command, "resume", "@", "--deadline", "5s", *where]) == USAGE
     assert "--fleet takes no --deadline" in capfd.readouterr().err
+
+
+async def test_ray_prints_nothing_where_the_result_goes(raylets: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from ray._private import worker
+
+    said = {"lines": ["Raylet is terminated"], "pid": "raylet", "is_err": False}  # as Ray does for a node that died
+    async with RayCluster(raylets.address):
+        worker.print_to_stdstream(said, ignore_prefix=False)
+    assert "Raylet is terminated" not in capsys.readouterr().out
 
 
 async def test_errors_and_questions_come_back(raylets: Any, shared: Runtime, folder: Path) -> None:

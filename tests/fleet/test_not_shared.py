@@ -9,13 +9,14 @@ from pathlib import Path
 import fleet_app
 import pytest
 
-from ramify import Runtime
+from ramify import Runtime, paths
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import ClusterUnreachable, FleetError, NodeUnfit, NotShared, RayMissing
 from ramify.fleet.fleet import Fleet, _shared
 from ramify.fleet.run_host import RunHost
 from ramify.fleet.types import FileIdentity
 from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.store import SnapshotStore
 
 pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
 
@@ -72,5 +73,10 @@ async def test_a_node_refuses_what_it_does_not_share(tmp_path: Path, monkeypatch
         assert why in str(made)
     assert await host.open(shared, "copy", "m") is None
     assert await host.close() is None
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    there = SnapshotStore(paths.snapshots(tmp_path / "node")).import_tree(tree).snapshot
     described = await host.describe()
+    assert described["layers"] == frozenset(there.all_layers)
+    assert described["images"] == ()
     assert described["home"] == str(tmp_path / "node")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import platform
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import pytest
@@ -57,6 +58,19 @@ def test_the_freest_node_is_chosen_and_among_equals_one_that_has_the_state() -> 
     assert choose([busy, wide, knows], ANY) is wide
 
 
+def test_among_equals_a_node_whose_home_has_more_of_the_layers_is_chosen() -> None:
+    asked = replace(ANY, layers=frozenset({"image", "its tools", "mine"}))
+    bare, some, most = (
+        Member(Node(NodeId(name), "m", {}), replace(FACTS, layers=frozenset(layers)), None, 2)
+        for name, layers in (("bare", {"other"}), ("some", {"image"}), ("most", {"image", "its tools"}))
+    )
+    assert choose([bare, some, most], asked) is most
+    some.sent(asked)
+    some.taken = 0
+    assert choose([bare, some, most], asked) is some
+    assert choose([bare, some, most], replace(asked, base=SnapshotId("another"))) is some
+
+
 async def test_runs_wait_in_their_order_and_one_that_fits_nowhere_holds_up_none() -> None:
     queue: Queue[None] = Queue()
     first, gpu, second = (queue.ask(one) for one in (ANY, Asked("copy", Needs(resources={"GPU": 1}), BASE), ANY))
@@ -92,6 +106,28 @@ def test_a_node_with_other_versions_is_unfit(
     monkeypatch.setattr("ramify.__version__", "0.2.0")
     with pytest.raises(NodeUnfit, match=reason) as unfit:
         checked(member("a").node, {"version": "0.2.0", "python": "3.11.0", **told})
+    assert unfit.value.node == "m (a)"
+
+
+@pytest.mark.parametrize(
+    ("clock", "reason"),
+    [
+        *((None, ""), (1000.0, ""), (1030.0, ""), (941.0, ""), (1089.0, "")),
+        *((4631.0, "its clock is 3600 s ahead of this program's: set"), (-2600.0, "its clock is 3600 s behind this")),
+    ],
+)
+def test_a_node_whose_clock_is_off_is_unfit(
+    clock: float | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked at 1000 and had answered at 1031, by the clock here."""
+    monkeypatch.setattr("ramify.__version__", "0.2.0")
+    monkeypatch.setattr("ramify.fleet.node_versions.time.time", lambda: 1031.0)
+    told = {**asdict(FACTS), "python": platform.python_version(), "clock": clock}
+    if not reason:
+        assert checked(member("a").node, told, 1000.0).clock == clock
+        return
+    with pytest.raises(NodeUnfit, match=reason) as unfit:
+        checked(member("a").node, told, 1000.0)
     assert unfit.value.node == "m (a)"
 
 

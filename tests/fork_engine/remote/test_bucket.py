@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ramify.fork_engine.errors import ClockOff, CredentialsRefused, RemoteError, RemoteObjectMissing, RemoteUnusable
+from ramify.fork_engine.errors import (
+    ClockOff,
+    CredentialsRefused,
+    RemoteError,
+    RemoteObjectAltered,
+    RemoteObjectMissing,
+    RemoteUnusable,
+)
 from ramify.fork_engine.remote.bucket import PART_BYTES, Bucket
+
+obstore = pytest.importorskip("obstore", reason="needs obstore (ramify[remote])")
+from obstore.exceptions import GenericError  # noqa: E402
 
 
 @dataclass
@@ -110,6 +122,93 @@ def test_errors_of_the_data_are_passed_on_and_nothing_is_written(tmp_path: Path)
     with pytest.raises(ValueError, match="the source"):
         bucket.put("objects/name", pieces())
     assert list(bucket.objects()) == [] and bucket.info("objects/name") is None
+
+
+def test_an_object_that_is_larger_than_any_of_ours_is_not_read(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramify.fork_engine.remote.bucket._MOST_AT_ONCE", 3)
+    bucket = Bucket("s3://bucket/prefix")
+    service.body = b"abc"
+    assert bucket.get("ramify-store.json") == b"abc"
+    service.body = b"abcd"
+    with pytest.raises(RemoteObjectAltered, match=r"ramify-store.json has 4 bytes"):
+        bucket.get("ramify-store.json")
+
+
+def test_a_large_object_is_fetched_in_requests_of_a_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service's request has to end in time, also over a slow connection."""
+    monkeypatch.setattr("ramify.fork_engine.remote.bucket.PART_BYTES", 4)
+    asked: list[tuple[int, int]] = []
+    get = obstore.get
+
+    def noted(store: Any, name: str, **how: Any) -> Any:
+        asked.append(how["options"]["range"])
+        return get(store, name, **how)
+
+    bucket = Bucket(tmp_path)
+    bucket.put("a", b"0123456789")
+    bucket.folder = None  # as a service
+    monkeypatch.setattr(obstore, "get", noted)
+    assert b"".join(bucket.stream("a", 1, 9)) == b"123456789"
+    assert asked == [(1, 5), (5, 9), (9, 10)]
+    assert b"".join(bucket.stream("a", 6, 100)) == b"6789"
+    assert b"".join(bucket.stream("a", 8, 100)) == b"89"
+
+
+def test_few_large_objects_are_uploaded_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or none would end in time over a slow connection. Small ones do not wait."""
+    monkeypatch.setattr("ramify.fork_engine.remote.bucket._SMALL_BODY", 4)
+    bucket = Bucket(tmp_path)
+    bucket.folder = None  # as a service
+    begun, ended = threading.Semaphore(0), threading.Event()
+    put, at_work = obstore.put, set[str]()
+
+    def slow(store: Any, name: str, *data: Any, **how: Any) -> Any:
+        at_work.add(name)
+        begun.release()
+        if name != "small":
+            ended.wait()
+        return put(store, name, *data, **how)
+
+    monkeypatch.setattr(obstore, "put", slow)
+    large: list[tuple[str, bytes | list[bytes]]] = [("a", b"12345"), ("b", [b"1"]), ("c", b"12345"), ("d", [b"1"])]
+    with ThreadPoolExecutor(len(large)) as pool:
+        uploads = [pool.submit(bucket.put, name, data) for name, data in large]
+        begun.acquire()
+        begun.acquire()
+        bucket.put("small", b"123")
+        assert len(at_work) == 3
+        ended.set()
+        for one in uploads:
+            one.result()
+    assert at_work == {"a", "b", "c", "d", "small"}
+
+
+def test_a_folder_that_refuses_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "credentials of ours"  # no word of the path decides which error it is
+    bucket = Bucket(folder)
+    (folder / "objects").write_text("in the way")
+    with pytest.raises(RemoteUnusable, match="objects/a: Not a directory"):
+        bucket.put("objects/a", b"data")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise GenericError("Generic LocalFileSystem error: Unable to open file /x: Permission denied (os error 13)")
+
+    for name in ("get", "put", "head", "list", "delete"):
+        monkeypatch.setattr(obstore, name, refuse)
+    works: list[Callable[[], Any]] = [
+        lambda: bucket.get("a"),
+        lambda: bucket.put("a", b""),
+        lambda: bucket.info("a"),
+        lambda: list(bucket.objects()),
+        lambda: bucket.delete("a"),
+    ]
+    for work in works:
+        with pytest.raises(CredentialsRefused, match=r"Permission denied. Let this user read, write"):
+            work()
 
 
 def test_a_name_is_created_once(tmp_path: Path) -> None:

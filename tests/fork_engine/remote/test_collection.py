@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ramify.fork_engine import crash_points
@@ -110,3 +111,34 @@ def test_leftovers_of_a_killed_push_go(
         age()
         collect(here.remote, set())
     assert objects("objects") == objects("condemned") == []
+
+
+def test_files_that_another_program_left_are_in_the_way_of_nothing(
+    machine: Callable[..., Any], tmp_path: Path, objects: Callable[[str], list[str]]
+) -> None:
+    """As a file manager, or a program that keeps folders in step, leaves them."""
+    here, there = machine("here"), machine("there")
+    base = here.bench.base({"a": "1"})
+    push(here.remote, [base.id])
+    bucket = tmp_path / "bucket"
+    (record,) = objects("snapshots")
+    (name,) = objects("names")
+    for place in (
+        "objects",
+        "snapshots",
+        Path(record).parent,
+        "names",
+        Path(name).parent,
+        "runs/r",
+        "claims",
+        "runs",
+    ):
+        (bucket / place).mkdir(parents=True, exist_ok=True)
+        (bucket / place / ".DS_Store").write_text("x")
+    (bucket / "runs/r" / "copy of 00000001.json").write_text("{}")
+    collect(here.remote, {base.id})
+    assert check(here.remote).lost == ()
+    assert push(here.remote, [base.id]).known == (base.id,)
+    assert pull(there.remote, [base.id]).snapshots == (base,)
+    (bucket / record).unlink()
+    assert push(here.remote, [base.id]).snapshots == (base.id,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +14,10 @@ from typing import Any
 import pytest
 
 from ramify.fork_engine.errors import RemoteObjectAltered, RemoteObjectMissing, SnapshotNotFound
+from ramify.fork_engine.filesystem.file_content import digest_bytes
+from ramify.fork_engine.manifest import canonical_json
+from ramify.fork_engine.remote.check import RemoteDamage, check
+from ramify.fork_engine.remote.collection import collect
 from ramify.fork_engine.remote.pull import pull
 from ramify.fork_engine.remote.push import SMALL, push
 from ramify.fork_engine.types import Processes, Snapshot, SnapshotId
@@ -128,13 +134,12 @@ def test_a_damaged_object_is_found_and_replaced_by_another_push(
         large.unlink()
     else:
         large.write_bytes(data[:-1] if how == "cut" else data[:-9] + b"different")
-    with pytest.raises(RemoteObjectMissing if how == "removed" else RemoteObjectAltered):
+    kind = RemoteObjectMissing if how == "removed" else RemoteObjectAltered
+    with pytest.raises(kind, match="`ramify fsck --remote --repair` marks what is damaged; then push it again"):
         pull(there.remote, [state.id])
     with pytest.raises(SnapshotNotFound):
         there.bench.store.get(state.id)
     assert there.bench.store.fsck().problems == ()
-    from ramify.fork_engine.remote.check import check
-
     report = check(here.remote, repair=True)
     assert report.lost == (state.id,) and report.status == (2 if how == "removed" else 3)
     assert [problem.name for problem in report.problems] == [f"objects/{large.name}"]
@@ -152,6 +157,35 @@ def test_an_altered_record(machine: Callable[..., Any], tmp_path: Path, objects:
     record.write_bytes(record.read_bytes().replace(b'"format":1', b'"format":2'))
     with pytest.raises(RemoteObjectAltered, match=str(base.id)):
         pull(there.remote, [base.id])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(["objects/0", -1, 5], ["objects/0", 0, -1], ["objects/0", 0, 1 << 70], ["objects/0", 1 << 70, 5]),
+        *(["objects/0", 0, math.inf], ["objects/0", "0", 5], ["objects/0", 0], ["objects/../../x", 0, 5]),
+        *(["/etc/passwd", 0, 5], ["a//b", 0, 5], [None, 0, 5], None),
+    ],
+    ids=str,
+)
+def test_a_record_that_names_a_senseless_place_is_altered(
+    machine: Callable[..., Any], tmp_path: Path, objects: Callable[[str], list[str]], place: object
+) -> None:
+    """Though its check is right."""
+    here, there = machine("here"), machine("there")
+    base = here.bench.base({"a": "1"})
+    push(here.remote, [base.id])
+    record = tmp_path / "bucket" / objects("snapshots")[0]
+    fields = json.loads(record.read_bytes())
+    del fields["check"]
+    fields["places"] = dict.fromkeys(fields["places"], place)
+    record.write_bytes(canonical_json({**fields, "check": digest_bytes(canonical_json(fields))}))
+    with pytest.raises(RemoteObjectAltered, match="fsck --remote --repair"):
+        pull(there.remote, [base.id])
+    collect(here.remote, {base.id})
+    assert [problem.damage for problem in check(here.remote, repair=True).problems] == [RemoteDamage.ALTERED]
+    assert push(here.remote, [base.id]).snapshots == (base.id,)
+    assert pull(there.remote, [base.id]).snapshots == (base,)
 
 
 def test_damage_of_the_local_store_is_not_uploaded(

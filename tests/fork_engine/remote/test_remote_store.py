@@ -52,7 +52,16 @@ def test_the_bucket_of_another_store(machine: Callable[..., Any], tmp_path: Path
         pass
 
 
-@pytest.mark.parametrize("marker", ["{}", "[", '{"format": 9, "store": "s", "grace_s": 1}'])
+GRACES = ("NaN", "-1", "Infinity", "0", "1" + 400 * "0")
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        *("{}", "[", '{"format": 9, "store": "s", "grace_s": 1}'),
+        *(f'{{"format": 1, "store": "s", "grace_s": {one}}}' for one in GRACES),
+    ],
+)
 def test_a_marker_that_is_not_ours(bench: Any, tmp_path: Path, marker: str) -> None:
     bucket = tmp_path / "bucket"
     bucket.mkdir()

@@ -202,6 +202,20 @@ async def test_a_pull_that_dies_after_its_claim_is_repeated(
     assert await two.store.rows_of(RUN) == rows
 
 
+async def test_files_that_another_program_left_beside_the_rows(places: list[Place], rows: RunRows) -> None:
+    one, two, three = places
+    await one.push()
+    folder = one.remote.bucket.folder
+    assert folder is not None
+    for name in (".DS_Store", "copy of 00000001.json", "00000009.json.part"):
+        (folder / "runs" / RUN / name).write_bytes(b"\xff")
+    assert (await two.pull()).run.id == RUN
+    (claim,) = (folder / "claims" / RUN).iterdir()
+    claim.write_bytes(b"\xff\xfe")
+    with pytest.raises(RunPushed, match="another machine"):
+        await three.pull()
+
+
 async def test_a_run_that_is_worked_on_stays(places: list[Place], rows: RunRows) -> None:
     one = places[0]
     with RunLock(one.locks, RUN), pytest.raises(RunLocked, match="another process"):
@@ -218,6 +232,8 @@ async def test_rows_that_were_altered_or_are_of_another_version(
         decode(data.replace(b'"repair"', b'"spoilt"'), RUN)
     with pytest.raises(RemoteObjectAltered):
         decode(data[:-4], RUN)
+    with pytest.raises(RemoteObjectAltered):
+        decode(data, RunId("another"))
     monkeypatch.setattr(run_transfer, "REVISIONS", ("0001",))
     with pytest.raises(StoreError, match="same version"):
         decode(data, RUN)
