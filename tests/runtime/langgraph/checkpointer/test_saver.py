@@ -406,6 +406,15 @@ async def test_the_walk_to_the_ancestors_ends_where_parents_form_a_cycle(saver: 
         assert found["log"] == {"writes": []}
 
 
+def test_a_prune_ends_where_parents_form_a_cycle(saver: Saver) -> None:
+    since: Any = {"counters_since_delta_snapshot": {"log": [1, 1]}}
+    for id, parent in (("1", "2"), ("2", "1")):
+        config: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": parent}}
+        saver.put(config, {**empty_checkpoint(), "id": id}, since, {})
+    saver.prune(["1"])
+    assert {found.checkpoint["id"] for found in saver.list(CONFIG)} == {"1", "2"}
+
+
 async def test_a_dotted_filter_key_names_metadata_inside(saver: Saver) -> None:
     await saver.setup()
     saver.put(CONFIG, empty_checkpoint(), {"user": {"access-level": "nested"}}, {})  # type: ignore[typeddict-unknown-key]
