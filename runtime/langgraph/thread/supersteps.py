@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.store import SnapshotStore
@@ -26,9 +27,9 @@ REPLAY = "|replay "
 """In the key of a task that LangGraph ran again under its old id; what follows it is unique to that invocation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One execution of a node, as LangGraph names it."""
+class Task(NamedTuple):
+    """One execution of a node, as LangGraph names it. A tuple, as every node makes one: it is made in a third of the
+    time of a data class."""
 
     node: str
     key: str  # journal key: thread, namespace and task id, perhaps followed by `REPLAY`
