@@ -233,7 +233,10 @@ async def go_where_sealed_late(scope: RunScope, key: str) -> None:
     for and the operation with this key. Another task may have had it sealed, whose operation comes later this time.
     The caller holds the branch's lock."""
     run, branch = scope.run, scope.branch
-    if branch.owes and (row := run.journal.sealed_late(branch.path, branch.snapshot.id, branch.owes, key)) is not None:
+    if not branch.owes:
+        return
+    row = run.journal.sealed_late(branch.path, branch.snapshot.id, branch.owes, key)
+    if row is not None:
         await _go_to(scope, row)
 
 

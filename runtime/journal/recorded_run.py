@@ -33,7 +33,6 @@ from ramify.runtime.records import (
     checkpoint_id,
 )
 
-
 SEALED_BEFORE = "|BEFORE"
 """The end of the key of a SEAL that was made up for before an operation; what precedes it is the key of that."""
 

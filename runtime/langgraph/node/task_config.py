@@ -124,9 +124,7 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     superstep, index = f"{thread}|{parent_ns}|{checkpoint}{replay}", order.get(task_id, width)
     task = Task(node, key, superstep, index, width, attempt, saver is not None, inner)
     serde = None if saver is None else saver.serde
-    return Reading(
-        invocation, task_id, task, env_of(loop), checkpoint_being_saved(loop), serde, loop.cache, runtime
-    )
+    return Reading(invocation, task_id, task, env_of(loop), checkpoint_being_saved(loop), serde, loop.cache, runtime)
 
 
 def alone(node: str) -> Reading:
