@@ -121,15 +121,15 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     runtime, saver, width = conf.get(CONFIG_KEY_RUNTIME), loop.checkpointer, len(order)
     attempt = getattr(getattr(runtime, "execution_info", None), "node_attempt", 1)
     inner, key = is_task or invocation.within is not None, _key(conf, invocation, replay)
-    superstep, index = f"{thread}|{parent_ns}|{checkpoint}{replay}", order.get(task_id, width)
-    task = Task(node, key, superstep, index, width, attempt, saver is not None, inner)
+    superstep, number = f"{thread}|{parent_ns}|{checkpoint}{replay}", order.get(task_id, width)
+    task = Task(node, key, superstep, number, width, attempt, saver is not None, inner)
     serde = None if saver is None else saver.serde
     return Reading(invocation, task_id, task, env_of(loop), checkpoint_being_saved(loop), serde, loop.cache, runtime)
 
 
 def alone(node: str) -> Reading:
     """Return the task of a node that runs outside of its graph: the only one of a superstep, of no thread."""
-    task = Task(node=node, key=f"alone|{node}", superstep="alone", index=0, width=1)
+    task = Task(node=node, key=f"alone|{node}", superstep="alone", number=0, width=1)
     return Reading(Invocation(None, addressed=False), "", task, env=None, saving=None, serde=None, cache=None)
 
 

@@ -34,7 +34,7 @@ class Task(NamedTuple):
     node: str
     key: str  # journal key: thread, namespace and task id, perhaps followed by `REPLAY`
     superstep: str  # thread, namespace and parent checkpoint
-    index: int  # among the tasks of its superstep
+    number: int  # among the tasks of its superstep, from 0
     width: int  # number of tasks of the superstep
     attempt: int = 1
     durable: bool = False  # the thread's checkpoints outlive the invocation
@@ -62,13 +62,13 @@ class Superstep:
     env: StoredPosition | None = None  # the stored position that led to it
     children: dict[int, Branch] = field(default_factory=dict)
 
-    def branch(self, index: int) -> Branch:
+    def branch(self, number: int) -> Branch:
         if self.place is None:
             return self.line
-        if index not in self.children:
-            path = BranchPath(f"{self.line.path}/{self.place}.{index}")
-            self.children[index] = Branch(path, self.start.snapshot, self.start.checkpoint)
-        return self.children[index]
+        if number not in self.children:
+            path = BranchPath(f"{self.line.path}/{self.place}.{number}")
+            self.children[number] = Branch(path, self.start.snapshot, self.start.checkpoint)
+        return self.children[number]
 
 
 def merged(store: SnapshotStore, base: Snapshot, children: Sequence[tuple[str, Snapshot]]) -> list[Snapshot | None]:
