@@ -148,8 +148,12 @@ class OpRecord:
     attrs: Mapping[str, str] = field(default_factory=dict)
 
     def numbered(self, seq: int) -> OpRecord:
-        """Return the row with this number: `replace`, in a third of its time, since every row needs it."""
-        return OpRecord(self.run_id, seq, *_AFTER_SEQ(self))
+        """Return the row with this number. One that has none gets it in place, before anybody else sees it: every row
+        needs that, and a copy takes as long as to make the row."""
+        if self.seq:
+            return OpRecord(self.run_id, seq, *_AFTER_SEQ(self))
+        object.__setattr__(self, "seq", seq)
+        return self
 
 
 _AFTER_SEQ = attrgetter(*[each.name for each in fields(OpRecord)][2:])

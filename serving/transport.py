@@ -12,7 +12,7 @@ A request goes out unchanged outside of `tagged`, to any other origin, and where
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 import httpx
 
@@ -23,11 +23,18 @@ Tags = Callable[[], SLOTags]
 _current: ContextVar[Tags | None] = ContextVar("ramify_tags", default=None)
 
 
+def tag(tags: Tags) -> Token[Tags | None]:
+    """Begin what `tagged` does, until `untag` is called with what this returns."""
+    return _current.set(tags)
+
+
+untag = _current.reset
+
+
 class tagged:
     """While entered, requests of this task, and of tasks that it starts, carry `tags()` to the gateway.
 
-    `tags` is called for each request, because the remaining time changes. A class, because every node enters it: a
-    generator takes four times as long.
+    `tags` is called for each request, because the remaining time changes.
     """
 
     __slots__ = ("_tags", "_token")
@@ -36,10 +43,10 @@ class tagged:
         self._tags = tags
 
     def __enter__(self) -> None:
-        self._token = _current.set(self._tags)
+        self._token = tag(self._tags)
 
     def __exit__(self, *raised: object) -> None:
-        _current.reset(self._token)
+        untag(self._token)
 
 
 class TaggingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):

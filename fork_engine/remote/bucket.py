@@ -212,19 +212,21 @@ class Bucket:
             ) from error
 
 
+_FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, or a folder"
+
+
 def normalised(url: str | Path) -> tuple[str, Path | None]:
     """Return the address as a URL without a trailing slash, and the folder if it is a local one."""
     text = str(url)
+    if not text:
+        raise RemoteUnusable(f"the bucket's address is empty: write {_FORMS}")
     if isinstance(url, Path) or "://" not in text:
         folder = paths.expanded(url).absolute()
         return folder.as_uri(), folder
     parts = urlsplit(text)
     kind = SCHEMES.get(parts.scheme)
     if kind is None:
-        raise RemoteUnusable(
-            f"no bucket has an address that begins with {parts.scheme}://: write s3://BUCKET/PREFIX, "
-            "gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, or a folder"
-        )
+        raise RemoteUnusable(f"no bucket has an address that begins with {parts.scheme}://: write {_FORMS}")
     if parts.password is not None or parts.query:
         raise RemoteUnusable("the bucket's address holds a password or options: put credentials into the environment")
     if kind == "file":
@@ -232,6 +234,8 @@ def normalised(url: str | Path) -> tuple[str, Path | None]:
 
         folder = Path(url2pathname(parts.path))
         return folder.as_uri(), folder
+    if not parts.netloc:
+        raise RemoteUnusable(f"{text} names no bucket: write {_FORMS}")
     return text.rstrip("/"), None
 
 

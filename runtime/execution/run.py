@@ -34,6 +34,7 @@ from ramify.runtime.execution.model_calls import LLMCalls
 from ramify.runtime.execution.recorded_sets import RecordedSets
 from ramify.runtime.execution.streamed_answers import Answered
 from ramify.runtime.journal.journal import Journal
+from ramify.runtime.journal.recorded_run import SEALED_BEFORE
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.store.engines import finish_despite_cancel
@@ -214,16 +215,37 @@ async def seal_before(scope: RunScope, key: str) -> None:
     """
     run, branch = scope.run, scope.branch
     key = _seal_key(key)
+    await go_where_sealed_late(scope, key)
+    if run.journal.knows(key) and _went_there(scope, key):
+        return
     row = run.journal.served(key, at=branch.snapshot)
     if row is not None and row.snapshot_out is not None:
-        sealed = await run.recovery.get(row.snapshot_out, row.result_digest)
-        branch.checkpoint = run.journal.checkpoint_of(row)
-        _stands_sealed(branch, sealed)
+        await _go_to(scope, row)
     elif branch.unsealed and branch.world is not None:
         begun = run.clock()
         async with run.reuse.pins.held():
             sealed = await branch.world.seal(flush=False)
             await finish_despite_cancel(_record_seal(scope, key, sealed, begun))
+
+
+async def go_where_sealed_late(scope: RunScope, key: str) -> None:
+    """Bring the branch to the state that an earlier process sealed late between the steps that the journal answered
+    for and the operation with this key. Another task may have had it sealed, whose operation comes later this time.
+    The caller holds the branch's lock."""
+    run, branch = scope.run, scope.branch
+    if not branch.owes:
+        return
+    row = run.journal.sealed_late(branch.path, branch.snapshot.id, branch.owes, key)
+    if row is not None:
+        await _go_to(scope, row)
+
+
+async def _go_to(scope: RunScope, row: OpRecord) -> None:
+    """Bring the branch to the state of a recorded seal."""
+    assert row.snapshot_out is not None, "a seal makes a state"
+    sealed = await scope.run.recovery.get(row.snapshot_out, row.result_digest)
+    scope.branch.checkpoint = scope.run.journal.checkpoint_of(row)
+    _stands_sealed(scope.branch, sealed)
 
 
 async def _record_seal(scope: RunScope, key: str, sealed: Snapshot, begun: float) -> None:
@@ -249,12 +271,17 @@ async def go_where_sealed_before(scope: RunScope, key: str) -> None:
         async with scope.run.busy(), scope.branch.lock:
             await seal_before(scope, key)
 
-    if scope.run.journal.knows(_seal_key(key)):
+    if scope.run.journal.knows(_seal_key(key)) and not _went_there(scope, _seal_key(key)):
         await finish_despite_cancel(go())
 
 
+def _went_there(scope: RunScope, seal_key: str) -> bool:
+    """Whether the branch is or was in the state of that seal: another operation may have brought it there."""
+    return scope.branch.was_at(scope.run.journal.row(seal_key).snapshot_out)
+
+
 def _seal_key(key: str) -> str:
-    return f"{key}|BEFORE"
+    return f"{key}{SEALED_BEFORE}"
 
 
 def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:

@@ -61,9 +61,10 @@ async def _sleep(scope: RunScope, key: str, duration_s: float) -> None:
 
 async def _seal(scope: RunScope, key: str) -> None:
     """Seal the branch's state, so that no finished step has to run again if the process ends during the sleep. Seal
-    nothing while a step works on the branch: the sleep must not wait for that step."""
-    if not scope.branch.lock.locked():
-        async with scope.branch.lock:
+    nothing while a step works on the branch, or is about to: the sleep must not wait for that step."""
+    lock = scope.branch.lock
+    if not lock.locked() and not getattr(lock, "_waiters", None):  # who waits gets the lock first
+        async with lock:
             await seal_before(scope, key)
 
 

@@ -32,7 +32,14 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.equal_calls import refuse_swapped_result, refuse_untold_call
 from ramify.runtime.execution.placed_steps import perform_elsewhere
-from ramify.runtime.execution.run import Run, RunScope, go_where_sealed_before, seal_before, start_prefork
+from ramify.runtime.execution.run import (
+    Run,
+    RunScope,
+    go_where_sealed_before,
+    go_where_sealed_late,
+    seal_before,
+    start_prefork,
+)
 from ramify.runtime.execution.step_call import (
     StepCall,
     StepDef,
@@ -166,6 +173,7 @@ async def _perform_on_branch(call: StepCall) -> Any:
         return await _serve_or_execute(call, on_world=False)
     aside: StepCall | None = None
     async with branch.lock:
+        await go_where_sealed_late(call.scope, call.key)
         if run.careful or call.op.kind is OpKind.BREAK:
             await seal_before(call.scope, call.key)
         beside = "beside" in call.op.attrs
@@ -183,6 +191,7 @@ async def _perform_on_branch(call: StepCall) -> Any:
     except HiddenWrites as error:  # it is not read-only: run it again in its turn on the branch
         run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
     async with branch.lock:
+        await go_where_sealed_late(call.scope, call.key)
         return await _perform_on_world(call)
 
 
@@ -229,12 +238,15 @@ async def _serve(call: StepCall, row: OpRecord, *, on_world: bool) -> Any:
     """Return the recorded result, and move the branch to the recorded snapshot."""
     run, branch = call.scope.run, call.scope.branch
     if row.snapshot_out is not None:
+        branch.owes = 0
         sealed = run.journal.served(call.seal_key)
         if sealed is not None:
             branch.checkpoint = run.journal.checkpoint_of(sealed)
         if row.snapshot_out != branch.snapshot.id:
             now = await run.recovery.get(row.snapshot_out, sealed.result_digest if sealed is not None else "")
             branch.stands(state_after(call, now, row))
+    elif row.snapshot_in is not None:
+        branch.owes = row.seq
     branch.served_s += row.ended_at - row.started_at if on_world else 0.0
     return codec.decode(row.result_json or "null")
 

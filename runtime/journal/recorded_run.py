@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from ramify.compiler.plan import OpId, OpKind
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names, names_classes
 from ramify.runtime.errors import Diverged
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone
@@ -32,6 +32,9 @@ from ramify.runtime.records import (
     RunRecord,
     checkpoint_id,
 )
+
+SEALED_BEFORE = "|BEFORE"
+"""The end of the key of a SEAL that was made up for before an operation; what precedes it is the key of that."""
 
 
 class RecordedRun:
@@ -65,6 +68,10 @@ class RecordedRun:
         self._earlier = _keys_of(ops, llm, effects)  # keys that earlier processes recorded, with their branches
         self._places_before = {key.rpartition("|")[0] for key in self._earlier}
         self._met_astray: set[str] = set()  # keys that were reached, but in another state than the recorded one
+        self._late: dict[BranchPath, list[OpRecord]] = {}  # what was sealed late, by branch
+        for row in ops:
+            if row.kind is OpKind.SEAL and row.status is OpStatus.DONE and row.key.endswith(SEALED_BEFORE):
+                self._late.setdefault(row.branch, []).append(row)
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._done_before = frozenset((*self._ops, *self._llm))
@@ -314,6 +321,14 @@ class RecordedRun:
         """Whether the operation with that key was performed and may have changed its world."""
         row = self._ops.get(key)
         return row is not None and row.snapshot_out != row.snapshot_in
+
+    def sealed_late(self, branch: BranchPath, at: SnapshotId, after: int, key: str) -> OpRecord | None:
+        """Return the first row after the number `after` that sealed the branch's state `at` late (`seal_before`).
+        None if there is none, or if the operation with that key was recorded before it."""
+        rows = (row for row in self._late.get(branch, ()) if row.seq > after and row.snapshot_in == at)
+        found = next(rows, None)
+        performed = self._ops.get(key) or self._failed.get(key)
+        return None if found is None or (performed is not None and performed.seq < found.seq) else found
 
     def computed(self, lineage_key: str) -> OpRecord | None:
         """Return a row of this run with that lineage key, computed or reused; None if there is none."""

@@ -53,8 +53,10 @@ def _update(value: object) -> str:
 
 
 def _channels(told: Mapping[Any, object]) -> str:
-    more = ["…"] if len(told) > _ITEMS else []
-    return ", ".join([*(f"{name}: {_channel(one)}" for name, one in islice(told.items(), _ITEMS)), *more])
+    parts = [f"{name}: {_channel(one)}" for name, one in islice(told.items(), _ITEMS)]
+    if len(told) > _ITEMS:
+        parts.append("…")
+    return ", ".join(parts)
 
 
 def messages_in(value: object) -> Sequence[Any]:
@@ -103,10 +105,10 @@ def _channel(value: object) -> str:
 
 
 def _part(value: object, depth: int) -> str:
-    if isinstance(value, Enum):
-        value = value.value
     if type(value) is int:
         return str(value)
+    if isinstance(value, Enum):
+        value = value.value
     if value is None or isinstance(value, bool | int | float):
         return json.dumps(value)
     if isinstance(value, str):

@@ -126,10 +126,29 @@ def settings_json(settings: Settings) -> str:
 
 
 def op_row(op: OpRecord) -> dict[str, Any]:
-    row = _with_blobs("ops", op, "attrs")
-    row["attrs_json"] = json.dumps(dict(op.attrs)) if op.attrs else "{}"
-    row["kind"], row["status"] = str(op.kind), str(op.status)
-    return row
+    """Written out, since every step has one."""
+    return {
+        "run_id": op.run_id,
+        "seq": op.seq,
+        "key": op.key,
+        "op_id": op.op_id,
+        "kind": str(op.kind),
+        "branch": op.branch,
+        "status": str(op.status),
+        "step": op.step,
+        "args_digest": op.args_digest,
+        "result_digest": op.result_digest,
+        "snapshot_in": op.snapshot_in,
+        "snapshot_out": op.snapshot_out,
+        "lineage_key": op.lineage_key,
+        "reused_from": op.reused_from,
+        "started_at": op.started_at,
+        "ended_at": op.ended_at,
+        "summary": op.summary,
+        "error": op.error,
+        "result_blob": None if op.result_json is None else digest(op.result_json),
+        "attrs_json": json.dumps(dict(op.attrs)) if op.attrs else "{}",
+    }
 
 
 def llm_row(call: LLMRecord) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable
-from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Protocol
+from contextvars import Context, ContextVar, Token
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import NotInARun, UsedAfterFork
@@ -74,9 +74,17 @@ def is_in_a_run() -> bool:
     return scope_here() is not None
 
 
+def enter(scope: Scope) -> Token[Any]:
+    """Make `scope` the current scope, until `leave` is called with what this returns."""
+    return _scope.set((scope, os.getpid()))
+
+
+leave = _scope.reset
+
+
 class entered:
-    """Makes `scope` the current scope in its block. A class, because every node and step enters one: a generator
-    takes four times as long."""
+    """Makes `scope` the current scope in its block. A class, because every step enters one: a generator takes four
+    times as long."""
 
     __slots__ = ("_scope", "_token")
 
@@ -84,7 +92,7 @@ class entered:
         self._scope = scope
 
     def __enter__(self) -> None:
-        self._token = _scope.set((self._scope, os.getpid()))
+        self._token = enter(self._scope)
 
     def __exit__(self, *raised: object) -> None:
-        _scope.reset(self._token)
+        leave(self._token)

@@ -46,9 +46,9 @@ def load_target(ref: str) -> Any:
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-    except RunError:
+    except (RunError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         from ramify.compiler.errors import CompileError  # not loaded where a given plan runs
 
         if isinstance(error, CompileError):
@@ -63,7 +63,7 @@ def load_target(ref: str) -> Any:
     return found
 
 
-def _told(error: Exception | SystemExit) -> str:
+def _told(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f'it ended the program ({error!r}): put what it runs under `if __name__ == "__main__":`'
     if isinstance(error, RuntimeError) and "running event loop" in str(error):
@@ -108,7 +108,10 @@ def _dotted(file: Path) -> tuple[Path, str]:
 
 
 def _load_file(path: Path) -> ModuleType:
-    file = paths.expanded(path).resolve()
+    try:
+        file = paths.expanded(path).resolve()
+    except RuntimeError:  # before Python 3.13, which finds no such file
+        raise TargetNotFound(f"{path}: a link that leads to itself") from None
     if not file.is_file():
         raise TargetNotFound(f"{path}: {'a folder, not a file' if file.is_dir() else 'no such file'}")
     main = sys.modules["__main__"]

@@ -51,6 +51,7 @@ class Branch:
     world: World | None = None
     unsealed: bool = False  # a step ran without a SEAL after it: the world has changes that the snapshot lacks
     lost: bool = False  # … and that world is gone
+    owes: int = 0  # the number of the last step that the journal answered for without the state after it
     released: bool = False  # its fork has ended
     adopted: set[BranchPath] = field(default_factory=set)  # branches below it that were merged into it
     made: list[StateOrigin] = field(default_factory=list)  # its states so far, and how to recompute each
@@ -58,9 +59,13 @@ class Branch:
 
     def stands(self, made: StateOrigin) -> None:
         """Move the branch to a new state."""
-        self.snapshot = made.snapshot
+        self.snapshot, self.owes = made.snapshot, 0
         if not self.made or self.made[-1].snapshot.id != made.snapshot.id:
             self.made.append(made)
+
+    def was_at(self, state: SnapshotId | None) -> bool:
+        """Whether it is or was in that state."""
+        return any(made.snapshot.id == state for made in self.made)
 
 
 class RecoversStates(Protocol):

@@ -125,3 +125,29 @@ async def naps_in_vain() -> list[str]:
     await writes("b")
     await interrupt("go on?")
     return await writes("c")
+
+
+TURN: asyncio.Event | None = None  # set by the workflow when the task that sleeps may begin to
+SLEEPS_FIRST = True
+
+
+async def sleeps_when_told() -> None:
+    assert TURN is not None
+    await TURN.wait()
+    await sleep(0)
+
+
+@workflow
+async def naps_beside() -> list[str]:
+    global TURN
+    TURN = asyncio.Event()
+    nap = asyncio.ensure_future(sleeps_when_told())
+    await writes("a")
+    if SLEEPS_FIRST:
+        TURN.set()
+        await nap
+    await writes("b")
+    TURN.set()
+    await nap
+    await interrupt("go on?")
+    return await writes("c")

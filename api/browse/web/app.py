@@ -61,6 +61,7 @@ async def _watch(request: Request, unwanted: threading.Event) -> None:
 
 STATIC = Path(__file__).parent / "static"
 LONGEST_ANSWER = 1 << 20  # bytes
+_MOST_DIGITS = 18  # of a row's number
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -82,8 +83,8 @@ def create_app(reader: RunCache) -> Starlette:
             Route("/api/runs", _json(pages.runs)),
             Route("/api/runs/{run}", _json(pages.history)),
             Route("/api/runs/{run}/states/{state}", _json(pages.state)),
-            Route("/api/runs/{run}/calls/{seq:int}", _json(pages.call)),
-            Route("/api/runs/{run}/moments/{seq:int}", _json(pages.moment)),
+            Route("/api/runs/{run}/calls/{seq}", _json(pages.call)),
+            Route("/api/runs/{run}/moments/{seq}", _json(pages.moment)),
             Route("/api/runs/{run}/plan", _json(pages.plan)),
             Route("/api/runs/{run}/search", _json(pages.search)),
             Route("/api/diff/{run}/{state}/{other_run}/{other_state}", _json(pages.diff)),
@@ -132,11 +133,11 @@ class _Answers:
 
     async def call(self, request: Request) -> object:
         history = await self._reader.history(_run(request))
-        return views.call_view(views.moment(history, request.path_params["seq"]))
+        return views.call_view(views.moment(history, _seq(request)))
 
     async def moment(self, request: Request) -> object:
         history = await self._reader.history(_run(request))
-        return views.moment_view(views.moment(history, request.path_params["seq"]), history)
+        return views.moment_view(views.moment(history, _seq(request)), history)
 
     async def plan(self, request: Request) -> object:
         history = await self._reader.history(_run(request))
@@ -166,6 +167,14 @@ async def _body(request: Request) -> object:
 
 def _run(request: Request, name: str = "run") -> RunId:
     return RunId(request.path_params[name])
+
+
+def _seq(request: Request) -> int:
+    """Starlette's own converter fails for a number of thousands of digits."""
+    said = request.path_params["seq"]
+    if not said.isdecimal() or len(said) > _MOST_DIGITS:
+        raise HTTPException(404, f"no row has the number {said[:_MOST_DIGITS]!r}")
+    return int(said)
 
 
 def _json(answer: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:

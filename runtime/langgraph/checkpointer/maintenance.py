@@ -109,7 +109,9 @@ def _with_ancestors(
     for row in kept:
         here: Row[Any] | None = row
         open_channels: set[str] | None = None
-        while here is not None:
+        passed = set[str]()  # a checkpoint that was put again, with another parent, may be its own ancestor
+        while here is not None and here.id not in passed:
+            passed.add(here.id)
             places.add((here.ns, here.id))
             if open_channels is None:
                 (body,) = read_bodies(connection, [here], serde)

@@ -309,6 +309,8 @@ def _sqlite(file: Path, create: bool) -> Iterator[LangGraphThreads]:
         raise ThreadNotCopied.not_installed("langgraph-checkpoint-sqlite") from error
     if not create and not file.exists():
         raise ThreadNotCopied.no_file(str(file))
+    if file.is_dir():
+        raise ThreadNotCopied.database(str(file), "it is a folder")
     mode = "rwc" if create else "ro"
     try:
         connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", uri=True, check_same_thread=False)

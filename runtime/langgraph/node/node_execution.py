@@ -47,8 +47,8 @@ from ramify.runtime.langgraph.thread.standing_attempt import StandingAttempt
 from ramify.runtime.user_code.call_sites import CallSite
 from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
-from ramify.runtime.user_code.scope import entered, scope_here
-from ramify.serving.transport import tagged
+from ramify.runtime.user_code.scope import enter, leave, scope_here
+from ramify.serving.transport import tag, untag
 from ramify.serving.types import ChatRequest, ChatResult
 
 
@@ -99,13 +99,23 @@ def cached(
 
 
 class NodeScope:
-    """What a node's code reaches through `ramify.current_sandbox()` and `ramify.llm`."""
+    """What a node's code reaches through `ramify.current_sandbox()` and `ramify.llm`, in a block for that code. HTTP
+    clients that it makes there carry the run's deadline (serving/transport.py)."""
+
+    __slots__ = ("_attempt", "_beat", "_portal", "_scope", "_tags")
 
     def __init__(self, attempt: Attempt, portal: Portal, beat: Callable[[], None]) -> None:
         """`beat` tells LangGraph that the node is not idle."""
         self._attempt = attempt
         self._portal = portal
         self._beat = beat
+
+    def __enter__(self) -> None:
+        self._scope, self._tags = enter(self), tag(self._attempt.calls.tags)
+
+    def __exit__(self, *raised: object) -> None:
+        untag(self._tags)
+        leave(self._scope)
 
     @property
     def again(self) -> GraphRun | None:
@@ -231,14 +241,9 @@ class NodeExecution:
             given[CONFIG_KEY_READ] = without_world_channel(read, self._reading.invocation)
         return patch_configurable(config, given)
 
-    def scope(self) -> entered:
+    def scope(self) -> NodeScope:
         """Return a block for the node's own code."""
-        return entered(NodeScope(self.attempt, self._session.portal, self._reading.beat))
-
-    def tags(self) -> tagged:
-        """Return a block in which HTTP clients that the node's own code makes carry the run's deadline
-        (serving/transport.py)."""
-        return tagged(self.attempt.calls.tags)
+        return NodeScope(self.attempt, self._session.portal, self._reading.beat)
 
     def ended_clean(self, value: Any) -> bool:
         """Tell whether the node returned without having used its world, a model or a task; then nothing else has to

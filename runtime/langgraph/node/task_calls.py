@@ -61,7 +61,7 @@ class Call:
             path = (await caller.stand()).branch.path
             start = Position(path, caller.task.key, nested.state, at)
             return Superstep(
-                Branch(path, nested.state, at), start, nested.place, children={task.index: nested.branch}
+                Branch(path, nested.state, at), start, nested.place, children={task.number: nested.branch}
             )
 
         return Attempt(caller.portal, caller.run, task, DeferredPosition(caller.place, known), caller.calls, saved)

@@ -10,8 +10,7 @@ import asyncio
 import concurrent.futures
 import functools
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.cache.base import BaseCache
@@ -48,8 +47,7 @@ CALLER = "__pregel_ramify_caller"
 """The key in a config for the running node, read by the graphs and tasks that its code starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A task as its config shows it."""
 
     invocation: Invocation
@@ -113,35 +111,25 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
             f"node {node!r} was run outside its app: call invoke, stream or their variants on the app"
         )
     invocation.loop = loop
-    thread = str(conf.get(CONFIG_KEY_THREAD_ID) or "")
-    task_id = conf[CONFIG_KEY_TASK_ID]
-    parent_ns = loop_ns.rpartition("|")[0]
-    checkpoint = loop.checkpoint["id"]
+    thread, task_id = conf.get(CONFIG_KEY_THREAD_ID) or "", conf[CONFIG_KEY_TASK_ID]
+    parent_ns, checkpoint = loop_ns.rpartition("|")[0], loop.checkpoint["id"]
     known, order = invocation.order
     if known != checkpoint:
         order = _order(loop)
         invocation.order = checkpoint, order
     replay = _replay(invocation, loop) if loop.is_replaying else ""
-    runtime = conf.get(CONFIG_KEY_RUNTIME)
-    info = getattr(runtime, "execution_info", None)
-    task = Task(
-        node=node,
-        key=_key(conf, invocation, replay),
-        superstep=f"{thread}|{parent_ns}|{checkpoint}{replay}",
-        index=order.get(task_id, len(order)),
-        width=len(order),
-        attempt=getattr(info, "node_attempt", 1),
-        durable=loop.checkpointer is not None,
-        inner=is_task or invocation.within is not None,
-    )
-    serde = loop.checkpointer.serde if loop.checkpointer is not None else None
-    saving = checkpoint_being_saved(loop)
-    return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache, runtime)
+    runtime, saver, width = conf.get(CONFIG_KEY_RUNTIME), loop.checkpointer, len(order)
+    attempt = getattr(getattr(runtime, "execution_info", None), "node_attempt", 1)
+    inner, key = is_task or invocation.within is not None, _key(conf, invocation, replay)
+    superstep, number = f"{thread}|{parent_ns}|{checkpoint}{replay}", order.get(task_id, width)
+    task = Task(node, key, superstep, number, width, attempt, saver is not None, inner)
+    serde = None if saver is None else saver.serde
+    return Reading(invocation, task_id, task, env_of(loop), checkpoint_being_saved(loop), serde, loop.cache, runtime)
 
 
 def alone(node: str) -> Reading:
     """Return the task of a node that runs outside of its graph: the only one of a superstep, of no thread."""
-    task = Task(node=node, key=f"alone|{node}", superstep="alone", index=0, width=1)
+    task = Task(node=node, key=f"alone|{node}", superstep="alone", number=0, width=1)
     return Reading(Invocation(None, addressed=False), "", task, env=None, saving=None, serde=None, cache=None)
 
 

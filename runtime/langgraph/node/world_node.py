@@ -226,7 +226,7 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running.scope(), running.tags():
+                with running.scope():
                     extra = {**kwargs, **running.extra}
                     value = self.code.run(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:
@@ -271,7 +271,7 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running.scope(), running.tags():
+                with running.scope():
                     extra = {**kwargs, **running.extra}
                     value = await self.code.arun(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:
@@ -309,17 +309,19 @@ class WorldWrite(ChannelWrite):
         super().__init__(first.writes, tags=first.tags and list(first.tags))
 
     def _write(self, input: Any, config: RunnableConfig) -> Any:
-        env, sent = _unsent(config), list[tuple[str, Any]]()
-        super()._write(input, config if env is None else _collecting(config, sent))
-        if env is not None:
-            _send(config, env, sent)
+        if (env := _unsent(config)) is None:
+            return super()._write(input, config)
+        sent = list[tuple[str, Any]]()
+        super()._write(input, _collecting(config, sent))
+        _send(config, env, sent)
         return input
 
     async def _awrite(self, input: Any, config: RunnableConfig) -> Any:
-        env, sent = _unsent(config), list[tuple[str, Any]]()
-        await super()._awrite(input, config if env is None else _collecting(config, sent))
-        if env is not None:
-            _send(config, env, sent)
+        if (env := _unsent(config)) is None:
+            return await super()._awrite(input, config)
+        sent = list[tuple[str, Any]]()
+        await super()._awrite(input, _collecting(config, sent))
+        _send(config, env, sent)
         return input
 
 

@@ -89,7 +89,7 @@ class Attempt:
                 at = self._at
                 found = await at.known() if isinstance(at, DeferredPosition) else at
                 step = found if isinstance(found, Superstep) else await self.run.superstep(self.task, found)
-                branch = step.branch(self.task.index)
+                branch = step.branch(self.task.number)
                 await branch.lock.acquire()
                 try:
                     self._refuse_when_over()

@@ -51,7 +51,9 @@ class WorldChannel(BaseChannel[StoredPosition, StoredPosition, StoredPosition]):
         return self.typ
 
     def copy(self) -> Self:
-        return self.from_checkpoint(self.value)
+        copied = object.__new__(type(self))  # every conditional edge copies the channels
+        copied.typ, copied.key, copied.value, copied.made = self.typ, self.key, self.value, None
+        return copied
 
     def from_checkpoint(self, checkpoint: Any) -> Self:
         channel = type(self)(self.typ, self.key)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.store import SnapshotStore
@@ -26,14 +27,14 @@ REPLAY = "|replay "
 """In the key of a task that LangGraph ran again under its old id; what follows it is unique to that invocation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One execution of a node, as LangGraph names it."""
+class Task(NamedTuple):
+    """One execution of a node, as LangGraph names it. A tuple, as every node makes one: it is made in a third of the
+    time of a data class."""
 
     node: str
     key: str  # journal key: thread, namespace and task id, perhaps followed by `REPLAY`
     superstep: str  # thread, namespace and parent checkpoint
-    index: int  # among the tasks of its superstep
+    number: int  # among the tasks of its superstep, from 0
     width: int  # number of tasks of the superstep
     attempt: int = 1
     durable: bool = False  # the thread's checkpoints outlive the invocation
@@ -61,13 +62,13 @@ class Superstep:
     env: StoredPosition | None = None  # the stored position that led to it
     children: dict[int, Branch] = field(default_factory=dict)
 
-    def branch(self, index: int) -> Branch:
+    def branch(self, number: int) -> Branch:
         if self.place is None:
             return self.line
-        if index not in self.children:
-            path = BranchPath(f"{self.line.path}/{self.place}.{index}")
-            self.children[index] = Branch(path, self.start.snapshot, self.start.checkpoint)
-        return self.children[index]
+        if number not in self.children:
+            path = BranchPath(f"{self.line.path}/{self.place}.{number}")
+            self.children[number] = Branch(path, self.start.snapshot, self.start.checkpoint)
+        return self.children[number]
 
 
 def merged(store: SnapshotStore, base: Snapshot, children: Sequence[tuple[str, Snapshot]]) -> list[Snapshot | None]:

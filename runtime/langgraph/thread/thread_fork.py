@@ -126,16 +126,16 @@ def _kept(connection: Connection, thread: ThreadId, last: str) -> list[Row[Any]]
     inside the ancestors' nodes."""
     rows = connection.execute(select(checkpoints).where(checkpoints.c.thread == thread)).all()
     own = {row.id: row for row in rows if row.ns == ""}
-    line: list[Row[Any]] = []
+    line: dict[str, Row[Any]] = {}
     here = own.get(last)
-    while here is not None:
-        line.append(here)
+    while here is not None and here.id not in line:  # put again, with another parent, it may be its own ancestor
+        line[here.id] = here
         here = own.get(here.parent)
-    before = {row.id for row in line} - {last}
+    before = line.keys() - {last}
     inner = [row for row in rows if row.ns]
     metadata = [body[1] for body in read_bodies(connection, inner, PLAIN_SERIALIZER)]
     within = [r for r, said in zip(inner, metadata, strict=True) if said.get("parents", {}).get("") in before]
-    return sorted([*line, *within], key=lambda row: row.id)
+    return sorted([*line.values(), *within], key=lambda row: row.id)
 
 
 def _written(connection: Connection, thread: ThreadId, kept: Iterable[Row[Any]]) -> list[Row[Any]]:

@@ -120,7 +120,7 @@ async def test_plan_is_compared_with_what_happened(client: httpx.AsyncClient, ru
 @pytest.mark.parametrize(
     "path",
     ["runs/none", "runs/none/plan", "runs/RUN/states/none", "runs/RUN/calls/1", "runs/RUN/moments/99999",
-     "diff/RUN/none/RUN/none", "nothing"],
+     f"runs/RUN/moments/{'9' * 5000}", "diff/RUN/none/RUN/none", "nothing"],
 )  # fmt: skip
 async def test_missing_rows_are_reported(client: httpx.AsyncClient, run: str, path: str) -> None:
     answer = await client.get(f"/api/{path.replace('RUN', run)}")

@@ -101,6 +101,12 @@ def test_refusals_are_typed_and_tell_no_secret(
     assert type(raised.value) is error and service.asked[0].startswith("/bucket/prefix/objects/name")
 
 
+@pytest.mark.parametrize(("address", "said"), [("", "is empty"), ("s3://", "names no bucket"), ("ftp://x", "ftp://")])
+def test_an_address_of_no_bucket_is_refused_with_the_forms_that_there_are(address: str, said: str) -> None:
+    with pytest.raises(RemoteUnusable, match=rf"{said}.*write s3://BUCKET/PREFIX"):
+        Bucket(address)
+
+
 def test_a_service_that_is_away_for_a_while_is_asked_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramify.fork_engine.remote.bucket._FIRST_WAIT_S", 0.001)
     monkeypatch.setattr("ramify.fork_engine.remote.bucket._LONGEST_WAIT_S", 0.002)

@@ -86,6 +86,17 @@ async def test_a_state_that_was_sealed_late_is_found_again(runtime: Runtime, wor
     assert app.BEGUN == ["a", "b", "c"]
 
 
+async def test_a_state_that_was_sealed_for_another_task_is_found_again(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that task, because of its timers, comes to the operation later than before."""
+    with pytest.raises(RunWaiting):
+        await runtime.run(app.naps_beside, workspace=workspace)
+    monkeypatch.setattr(app, "SLEEPS_FIRST", False)
+    assert await runtime.resume(str(runtime.last_run_id), answer=True) == ["a", "b", "c", "hello.txt"]
+    assert app.BEGUN == ["a", "b", "c"]
+
+
 async def test_a_run_that_has_failed_keeps_a_state_before_each_step(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sleeping_app
@@ -115,6 +117,18 @@ async def test_the_same_is_first_in_a_resume(home: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(sleeping_app, "STOPS", False)
         assert await runtime.resume(str(runtime.last_run_id)) == "nap"
     assert sleeping_app.DONE == ["paid nap"]
+
+
+async def test_a_sleep_does_not_wait_for_a_step_that_gets_the_branch_next() -> None:
+    lock = asyncio.Lock()
+    await lock.acquire()
+    step = asyncio.ensure_future(lock.acquire())
+    await asyncio.sleep(0)
+    lock.release()
+    scope: Any = SimpleNamespace(branch=SimpleNamespace(lock=lock))
+    with pytest.raises(StopIteration):
+        sleeps_module._seal(scope, "key").send(None)
+    assert await step
 
 
 async def test_a_sleep_that_was_cancelled_is_cancelled_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

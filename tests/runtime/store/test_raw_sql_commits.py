@@ -67,6 +67,20 @@ async def test_both_ways_write_the_same(store: RunStore, ways: list[str], monkey
     assert simple[-2] is None  # the lease was given back
 
 
+async def test_many_rows_are_all_there_in_their_order(store: RunStore, ways: list[str]) -> None:
+    """One statement writes many of them, and another one the rest."""
+    ops = [replace(OP, seq=number, key=f"o{number}") for number in range(1, 150)]
+    async with store.beginning(RUN, BASE):
+        await store.commit(RUN.id, ops=ops, update=TOUCH)
+    assert ways == ["simple"] * 2
+    assert await store.ops(RUN.id) == ops
+
+
+def test_a_row_that_was_recorded_keeps_its_number() -> None:
+    row = replace(OP, seq=0).numbered(1)
+    assert (row.seq, row.numbered(2).seq, row.seq) == (1, 2, 1)
+
+
 async def test_nothing_is_written_without_the_lease(store: RunStore, change_leases: Callable[[str], None]) -> None:
     async with store.beginning(RUN, BASE):
         change_leases("owner = 'another', token = token + 1")

@@ -70,6 +70,7 @@ finally:
         ("def f(:", SyntaxError, "invalid syntax"),
         ("raise ValueError", ValueError, "could not be loaded: ValueError"),
         ("import sys; sys.exit(3)", SystemExit, r"ended the program \(SystemExit\(3\)\): put what it runs under"),
+        ("raise BaseException('odd')", BaseException, "could not be loaded: odd"),
         (ASYNCIO_RUN, RuntimeError, r"put `asyncio.run\(…\)` under"),
     ],
 )
@@ -80,6 +81,13 @@ async def test_what_a_file_raises_is_named_with_the_file(
     with pytest.raises(TargetBroken, match=rf"ramify_loading_bad\.py could not be loaded: .*{said}|{said}") as raised:
         load_target(f"{tmp_path / 'ramify_loading_bad.py'}:x")
     assert isinstance(raised.value.__cause__, kind)
+
+
+def test_a_link_that_leads_to_itself_is_no_file(tmp_path: Path) -> None:
+    link = tmp_path / "ramify_loading_loop.py"
+    link.symlink_to(link.name)
+    with pytest.raises(TargetNotFound, match=r"ramify_loading_loop\.py"):
+        load_target(f"{link}:x")
 
 
 def test_a_class_has_one_name_in_a_script_and_outside_it(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from sqlalchemy.exc import OperationalError
 
 from ramify.fork_engine import crash_points
 from ramify.runtime.langgraph.checkpointer import Saver, checkpoint_reader
+from ramify.runtime.langgraph.checkpointer.maintenance import thread_id
+from ramify.runtime.langgraph.thread import thread_fork
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
@@ -404,6 +406,19 @@ async def test_the_walk_to_the_ancestors_ends_where_parents_form_a_cycle(saver: 
         await saver.aget_delta_channel_history(config=CONFIG, channels=["log"]),
     ):
         assert found["log"] == {"writes": []}
+
+
+def test_a_prune_and_a_fork_end_where_parents_form_a_cycle(saver: Saver) -> None:
+    since: Any = {"counters_since_delta_snapshot": {"log": [1, 1]}}
+    for id, parent in (("1", "2"), ("2", "1")):
+        config: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": parent}}
+        saver.put(config, {**empty_checkpoint(), "id": id}, since, {})
+    saver.prune(["1"])
+    assert {found.checkpoint["id"] for found in saver.list(CONFIG)} == {"1", "2"}
+    with saver._engine.connect() as connection:
+        thread = thread_id(connection, "1")
+        assert thread is not None
+        assert [row.id for row in thread_fork._kept(connection, thread, "1")] == ["1", "2"]
 
 
 async def test_a_dotted_filter_key_names_metadata_inside(saver: Saver) -> None:

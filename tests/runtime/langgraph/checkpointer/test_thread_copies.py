@@ -162,3 +162,8 @@ def test_tables_of_an_earlier_postgres_saver_are_refused_by_name(postgres_server
         saver.setup()
     with langgraph_threads(address) as found:
         assert found.names() == []
+
+
+def test_a_folder_is_no_database(tmp_path: Path) -> None:
+    with pytest.raises(ThreadNotCopied, match="it is a folder"), langgraph_threads(tmp_path):
+        pass
