@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -70,6 +71,7 @@ class WorldHome:
         self._lock = asyncio.Lock()
         self._owner = os.getpid()
         self._open = False
+        self._changing = threading.Lock()  # a reference is read and written again, also in threads
         self._users = 0  # worlds that keep it open, if nobody entered it
         self._worlds = set[Closing]()  # that are open
 
@@ -309,24 +311,26 @@ class WorldHome:
 
     def moved(self, reference: Reference, snapshot: Snapshot) -> Reference:
         """Let the name of a world stand for its new state. Raises `WorldNotFound` if the world was deleted."""
-        now = self.references.get(Kind.WORLD, reference.name)
-        changed = replace(now, snapshot=snapshot.id, updated_at=self._clock())
-        self.references.put(Kind.WORLD, changed)
+        with self._changing:
+            now = self.references.get(Kind.WORLD, reference.name)
+            changed = replace(now, snapshot=snapshot.id, updated_at=self._clock())
+            self.references.put(Kind.WORLD, changed)
         return changed
 
     def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
         """Record what a named world may connect to from now on. Raises `WorldNotFound`, and `WorldError` or
         `Unsupported` if no list can bound it: it could not be opened any more."""
-        now = self.references.get(Kind.WORLD, reference.name)
-        if now.network:
-            raise WorldError(
-                f"the world {now.name!r} has this machine's network, which no list can limit: make a world without "
-                "network=True (--network)"
-            )
-        if now.backend in _WITHOUT_BROKER:
-            raise Unsupported(now.backend, Feature.EGRESS.value, "make a world with the backend namespaces")
-        changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
-        self.references.put(Kind.WORLD, changed)
+        with self._changing:
+            now = self.references.get(Kind.WORLD, reference.name)
+            if now.network:
+                raise WorldError(
+                    f"the world {now.name!r} has this machine's network, which no list can limit: make a world "
+                    "without network=True (--network)"
+                )
+            if now.backend in _WITHOUT_BROKER:
+                raise Unsupported(now.backend, Feature.EGRESS.value, "make a world with the backend namespaces")
+            changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
+            self.references.put(Kind.WORLD, changed)
         return changed
 
 

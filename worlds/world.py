@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -61,7 +61,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._pending = None
         self._forked: tuple[SnapshotId, int] | None = None  # the last fork
         self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # the backend that prepares forks, and of what
-        self._order, self._closing = asyncio.Lock(), asyncio.Lock()
+        self._order, self._closing, self._egress_turn = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
         self._world_pins = home.pins.of_world()
         self._world_pins.moved(origin.id)
@@ -241,6 +241,21 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             if not self._closed:
                 await self._close()
 
+    async def delete(self) -> None:
+        """Close the world, store nothing of what was changed, and forget its name. Tagged snapshots and forks stay.
+        `ramify gc` frees the rest. Without a name it is as `close`. Raises `WorldClosed`."""
+        self._alive()
+        async with self._closing:
+            if not self._closed:
+                if self._reference is not None:
+                    self._held.callback(self._forget, self._reference.name)  # before its lock is released
+                    self._reference = None
+                await self._close()
+
+    def _forget(self, name: str) -> None:
+        with suppress(WorldNotFound):  # it was deleted meanwhile
+            self._home.references.delete(Kind.WORLD, name)
+
     async def _close(self) -> None:
         try:
             await self._nothing_pending()
@@ -259,10 +274,12 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
                 finally:
                     self._pending = None
                     self._world_pins.close()
-                    self._held.close()
                     self._home.closed(self)
-                    if self._keeps_home:
-                        await self._home.unused()
+                    try:
+                        self._held.close()
+                    finally:
+                        if self._keeps_home:
+                            await self._home.unused()
 
     # What it is
 
