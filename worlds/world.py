@@ -269,8 +269,8 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             try:
                 await self._live.close()
             finally:
-                try:  # what goes on may move the name, whose lock is held
-                    await finish_before_cancelling(self._all_ended())
+                try:  # what goes on may change the name's record, whose lock is held
+                    await finish_before_cancelling(self._nothing_goes_on())
                 finally:
                     self._pending = None
                     self._world_pins.close()
@@ -280,6 +280,10 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
                     finally:
                         if self._keeps_home:
                             await self._home.unused()
+
+    async def _nothing_goes_on(self) -> None:
+        async with self._egress_turn:
+            await self._all_ended()
 
     # What it is
 

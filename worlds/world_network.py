@@ -159,6 +159,7 @@ class WorldEgress(ABC):
         if broker is None:
             raise WorldError("this world was made without a broker: make it with egress=[], which allows nothing yet")
         async with self._egress_turn:
+            self._alive()
             await finish_before_cancelling(self._apply_egress(broker, changed))
 
     async def _apply_egress(self, broker: EgressBroker, changed: Egress) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ramify.sandboxes.contract import Brokered
 from ramify.sandboxes.egress.settings import Egress
+from ramify.worlds import world_files
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world import World
@@ -104,3 +105,53 @@ async def test_a_cancelled_change_of_the_allow_list_holds_as_it_is_recorded(
         assert home.references.get(Kind.WORLD, "one").egress == ()
         assert isinstance(world._live, Brokered) and world._live.broker is not None
         assert world._live.broker.egress.allow == ()
+
+
+class Held:
+    """The first write of bytes into a file of a world waits until `go`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go, self._write = threading.Event(), threading.Event(), world_files._write_all
+        monkeypatch.setattr(world_files, "_write_all", self)
+
+    def __call__(self, out: int, data: bytes) -> None:
+        self.begun.set()
+        self.go.wait(60)
+        self._write(out, data)
+
+
+async def test_a_snapshot_has_a_written_file_whole(
+    home: WorldHome, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the file under another name, and half of it. In the middle of a snapshot, no file was found."""
+    held = Held(monkeypatch)
+    async with World.create(repo, home=home) as world:
+        writing = asyncio.ensure_future(world.write("new", "1"))
+        await asyncio.to_thread(held.begun.wait)
+        forking = asyncio.ensure_future(world.fork())
+        await asyncio.wait({forking}, timeout=0.2)
+        reading = asyncio.ensure_future(world.read("README"))
+        held.go.set()
+        (fork,) = await forking
+        await writing
+        assert await reading == b"one\ntwo\nthree\n"
+        assert (await fork.exec("ls -A; cat new")).stdout == "README\nnew\nsrc\n1"
+        await fork.close()
+
+
+async def test_a_cancelled_upload_ends_after_a_whole_file(
+    home: WorldHome, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "given").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "given" / name).write_text("1")
+    held = Held(monkeypatch)
+    async with World.create(repo, home=home) as world:
+        uploading = asyncio.ensure_future(world.upload(tmp_path / "given", "taken"))
+        await asyncio.to_thread(held.begun.wait)
+        uploading.cancel()
+        await asyncio.sleep(0)
+        held.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await uploading
+        assert (await world.exec("ls -A taken")).stdout == "a\n"
