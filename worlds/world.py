@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from types import TracebackType
 
@@ -237,6 +238,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         second call waits for the first."""
         if os.getpid() != self._owner:
             return
+        self._home.check_loop()
         async with self._closing:
             if not self._closed:
                 await self._close()
@@ -295,7 +297,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
     def path(self) -> Path:
         """The tree as this process sees it. A plain `open` below it follows links that the world planted: use `read`
         and `write`."""
-        return self._alive().path
+        return self._opened().path
 
     @property
     def mount_at(self) -> Path:
@@ -314,8 +316,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         Returns how many will wait, and why not more. They wait until the forks are made, others are foreseen, or this
         world is closed. Raises `ValueError`, `WorldDied`.
         """
-        if n < 0:
-            raise ValueError(f"a world cannot be forked {n} ways")
+        _check_count(n)
         state = await self._sealed(flush=False)
         self._world_pins.keep(state.id)
         return await self._foresee(state, n)
@@ -340,6 +341,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
 
         names: a name for each, if they are to be kept. Raises as `create` does, and `ValueError`.
         """
+        _check_count(n)
         if names is not None and len(names) != n:
             raise ValueError(f"{n} forks need {n} names, not {len(names)}")
         state = await self._sealed(flush=names is not None)
@@ -381,6 +383,16 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         return made
 
     def _alive(self) -> contract.World:
+        live = self._opened()
+        self._home.check_loop()
+        return live
+
+    def _opened(self) -> contract.World:
         if not self.is_open:
             raise WorldClosed("the world was closed, or belongs to another process: open or create one here")
         return self._live
+
+
+def _check_count(n: int) -> None:
+    if index(n) < 0:
+        raise ValueError(f"a world cannot be forked {n} ways")

@@ -64,7 +64,11 @@ class WorldSnapshots(ABC):
 
     @abstractmethod
     def _alive(self) -> contract.World:
-        """The live sandbox. Raises `WorldClosed`."""
+        """The live sandbox, in its own event loop. Raises `WorldClosed`."""
+
+    @abstractmethod
+    def _opened(self) -> contract.World:
+        """The live sandbox, wherever this is called. Raises `WorldClosed`."""
 
     @property
     @abstractmethod
@@ -74,7 +78,7 @@ class WorldSnapshots(ABC):
     @property
     def state(self) -> Snapshot:
         """The snapshot that the world last started from or was sealed into."""
-        return self._given(self._alive().snapshot)
+        return self._given(self._opened().snapshot)
 
     async def snapshot(self, tag: str | None = None) -> Snapshot:
         """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
@@ -191,8 +195,9 @@ class WorldSnapshots(ABC):
         what they and others write meanwhile is lost.
 
         base: the state from which both come; by default their nearest common ancestor. strategy: what to do with
-        conflicts. Raises `MergeConflict`, with nothing changed, and `NoCommonAncestor`.
+        conflicts. Raises `MergeConflict`, with nothing changed, `NoCommonAncestor`, and `ValueError` for no strategy.
         """
+        strategy = MergeStrategy(strategy) if isinstance(strategy, str) else strategy
         await self._nothing_pending()  # its tag may be the one that is meant
         theirs = await self._state_of(other)
         root = None if base is None else await asyncio.to_thread(self._home.resolve, base)

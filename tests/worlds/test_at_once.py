@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from ramify.sandboxes.contract import Brokered
 from ramify.sandboxes.egress.settings import Egress
 from ramify.worlds import world_files
+from ramify.worlds.errors import WorldClosed
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind, Reference
 from ramify.worlds.world import World
@@ -155,3 +157,23 @@ async def test_a_cancelled_upload_ends_after_a_whole_file(
         with pytest.raises(asyncio.CancelledError):
             await uploading
         assert (await world.exec("ls -A taken")).stdout == "a\n"
+
+
+async def test_another_event_loop_is_refused(home: WorldHome, repo: Path) -> None:
+    """It waited for ever, whatever timeout its caller had."""
+    async with World.create(repo, home=home, name="one") as world:
+        uses: tuple[Callable[[], Coroutine[None, None, object]], ...] = (
+            lambda: world.exec("true"),
+            lambda: world.run("true"),
+            lambda: world.shell("other").run("true"),
+            lambda: world.read("README"),
+            world.snapshot,
+            world.fork,
+            world.close,
+            home.backend,
+        )
+        for use in uses:
+            with pytest.raises(WorldClosed, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, use())
+        assert await asyncio.to_thread(lambda: (world.path / "README").exists())
+        assert (await world.run("echo here")).stdout == "here\n"
