@@ -81,8 +81,8 @@ class References:
         return sorted(found, key=lambda one: (-one.created_at, one.name))
 
     def put(self, kind: Kind, reference: Reference, *, new: bool = False) -> None:
-        """Write a reference durably. With `new`, raises `NameTaken` if the name exists; `StoreUnusable` if the disk is
-        full."""
+        """Write a reference durably. Raises `StoreUnusable` if the disk is full; with `new`, `NameTaken` if the name
+        exists."""
         path = self._path(kind, reference.name)
         try:
             with translate_disk_errors(self._folder):

@@ -137,9 +137,7 @@ def _copy_one(name: str, source: int, new: str, target: int, where: str, depth: 
         raise _refused(where, error) from error
 
 
-def _copy_entry(
-    name: str, source: int, new: str, target: int, where: str, depth: int, stop: threading.Event
-) -> None:
+def _copy_entry(name: str, source: int, new: str, target: int, where: str, depth: int, stop: threading.Event) -> None:
     found = os.stat(name, dir_fd=source, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         link = os.readlink(name, dir_fd=source)

@@ -135,8 +135,8 @@ class MessageStream(asyncio.Protocol):
         return error
 
     def ask(self, message: Message, due: asyncio.Future[Message]) -> None:
-        """Send a request; `due` gets the reply. Raises `ConnectionResetError` if nobody will reply, and `TypeError` for
-        what cannot be sent."""
+        """Send a request; `due` gets the reply. Raises `ConnectionResetError` if nobody will reply, and `TypeError`
+        for what cannot be sent."""
         transport, data = self._open_transport(), encode(message)
         self._waiting.append(due)
         transport.write(data)
