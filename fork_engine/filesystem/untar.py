@@ -119,8 +119,8 @@ class _Unpacking:
 
 
 def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
-    """Unpack `tar` into the empty folder `dest`. Raises `ImageError`, and `StoreUnusable` if the disk has no room. What
-    was written until then stays in `dest`.
+    """Unpack `tar` into the empty folder `dest`. Raises `ImageError`, and `StoreUnusable` if the disk has no room.
+    What was written until then stays in `dest`.
 
     `room`: bytes that the tar may hold; by default the free space of the disk.
     """
