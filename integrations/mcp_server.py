@@ -153,8 +153,7 @@ class WorldTools:
         """End a world and delete its name. Its tagged snapshots stay."""
         one = await self._world(world)
         self._worlds.pop(world, None)  # another call may delete it, too
-        await one.close()
-        await asyncio.to_thread(self._home.references.delete, Kind.WORLD, world)
+        await one.delete()
         return f"deleted {world}"
 
     async def _world(self, name: str) -> World:

@@ -200,6 +200,11 @@ class SyncWorld:
                 owned, self._owned = self._owned, None
                 owned.__exit__(None, None, None)
 
+    def delete(self) -> None:
+        """As `World.delete`. The world is closed afterwards."""
+        self._portal.call(self._world.delete)
+        self.close()
+
     @property
     def _portal(self) -> BlockingPortal:
         """Raises `WorldClosed`: the event loop ends with the world, or with the home that it is in."""

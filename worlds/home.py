@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -70,10 +71,13 @@ class WorldHome:
         self._lock = asyncio.Lock()
         self._owner = os.getpid()
         self._open = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that it was opened in
+        self._changing = threading.Lock()  # a reference is read and written again, also in threads
         self._users = 0  # worlds that keep it open, if nobody entered it
         self._worlds = set[Closing]()  # that are open
 
     async def __aenter__(self) -> WorldHome:
+        self._loop = asyncio.get_running_loop()
         paths.make_private(self.place)
         self.store = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.place))
         self.images = ImageLibrary(self.store, Catalogue(paths.images(self.place)), self.pins, clock=self._clock)
@@ -83,6 +87,7 @@ class WorldHome:
     async def __aexit__(self, *error: object) -> None:
         if os.getpid() != self._owner:
             return  # a forked child's copy: its parent closes it
+        self.check_loop()
         failures: list[BaseException] = []
         try:
             while self._worlds:
@@ -99,6 +104,14 @@ class WorldHome:
     def is_open(self) -> bool:
         """Whether worlds of it can live, in this process."""
         return self._open and os.getpid() == self._owner
+
+    def check_loop(self) -> None:
+        """Raise `WorldClosed` in another event loop than its own: there, nothing would ever be answered."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise WorldClosed(
+                "the world belongs to another event loop (asyncio.run makes one of its own): use it there, open a "
+                "named world again, or use SyncWorld"
+            )
 
     def opened(self, world: Closing) -> None:
         """A world of it is open."""
@@ -122,6 +135,7 @@ class WorldHome:
         """The backend, started at the first call. Raises `BackendUnavailable`, and `WorldClosed`."""
         if not self.is_open:
             raise WorldClosed("the home of these worlds was closed, or belongs to another process: open it again")
+        self.check_loop()
         async with self._lock:
             if self._backend is None:
                 scratch = paths.worlds(self.place)
@@ -309,24 +323,26 @@ class WorldHome:
 
     def moved(self, reference: Reference, snapshot: Snapshot) -> Reference:
         """Let the name of a world stand for its new state. Raises `WorldNotFound` if the world was deleted."""
-        now = self.references.get(Kind.WORLD, reference.name)
-        changed = replace(now, snapshot=snapshot.id, updated_at=self._clock())
-        self.references.put(Kind.WORLD, changed)
+        with self._changing:
+            now = self.references.get(Kind.WORLD, reference.name)
+            changed = replace(now, snapshot=snapshot.id, updated_at=self._clock())
+            self.references.put(Kind.WORLD, changed)
         return changed
 
     def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
         """Record what a named world may connect to from now on. Raises `WorldNotFound`, and `WorldError` or
         `Unsupported` if no list can bound it: it could not be opened any more."""
-        now = self.references.get(Kind.WORLD, reference.name)
-        if now.network:
-            raise WorldError(
-                f"the world {now.name!r} has this machine's network, which no list can limit: make a world without "
-                "network=True (--network)"
-            )
-        if now.backend in _WITHOUT_BROKER:
-            raise Unsupported(now.backend, Feature.EGRESS.value, "make a world with the backend namespaces")
-        changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
-        self.references.put(Kind.WORLD, changed)
+        with self._changing:
+            now = self.references.get(Kind.WORLD, reference.name)
+            if now.network:
+                raise WorldError(
+                    f"the world {now.name!r} has this machine's network, which no list can limit: make a world "
+                    "without network=True (--network)"
+                )
+            if now.backend in _WITHOUT_BROKER:
+                raise Unsupported(now.backend, Feature.EGRESS.value, "make a world with the backend namespaces")
+            changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
+            self.references.put(Kind.WORLD, changed)
         return changed
 
 

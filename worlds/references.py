@@ -19,7 +19,7 @@ from typing import Any
 
 from ramify import paths
 from ramify.fork_engine.close_on_fork import close_lock, open_lock
-from ramify.fork_engine.store_folder import flush_folder, write_durably
+from ramify.fork_engine.store_folder import flush_folder, translate_disk_errors, write_durably
 from ramify.fork_engine.types import SnapshotId
 from ramify.sandboxes.egress.connection_log import ConnectionFiles
 from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldInUse, WorldNotFound
@@ -81,11 +81,13 @@ class References:
         return sorted(found, key=lambda one: (-one.created_at, one.name))
 
     def put(self, kind: Kind, reference: Reference, *, new: bool = False) -> None:
-        """Write a reference durably. With `new`, raises `NameTaken` if the name exists."""
+        """Write a reference durably. Raises `StoreUnusable` if the disk is full; with `new`, `NameTaken` if the name
+        exists."""
         path = self._path(kind, reference.name)
-        paths.make_private(path.parent)
         try:
-            write_durably(path, json.dumps(asdict(reference)), new=new)
+            with translate_disk_errors(self._folder):
+                paths.make_private(path.parent)
+                write_durably(path, json.dumps(asdict(reference)), new=new)
         except FileExistsError:
             what = "world" if kind is Kind.WORLD else "tag"
             raise NameTaken(f"a {what} is called {reference.name!r} already: choose another name") from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from types import TracebackType
 
@@ -61,7 +62,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         self._pending = None
         self._forked: tuple[SnapshotId, int] | None = None  # the last fork
         self._foreseen: tuple[Foreseeing, SnapshotId] | None = None  # the backend that prepares forks, and of what
-        self._order, self._closing = asyncio.Lock(), asyncio.Lock()
+        self._order, self._closing, self._egress_turn = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._owner = os.getpid()
         self._world_pins = home.pins.of_world()
         self._world_pins.moved(origin.id)
@@ -237,9 +238,25 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         second call waits for the first."""
         if os.getpid() != self._owner:
             return
+        self._home.check_loop()
         async with self._closing:
             if not self._closed:
                 await self._close()
+
+    async def delete(self) -> None:
+        """Close the world, store nothing of what was changed, and forget its name. Tagged snapshots and forks stay.
+        `ramify gc` frees the rest. Without a name it is as `close`. Raises `WorldClosed`."""
+        self._alive()
+        async with self._closing:
+            if not self._closed:
+                if self._reference is not None:
+                    self._held.callback(self._forget, self._reference.name)  # before its lock is released
+                    self._reference = None
+                await self._close()
+
+    def _forget(self, name: str) -> None:
+        with suppress(WorldNotFound):  # it was deleted meanwhile
+            self._home.references.delete(Kind.WORLD, name)
 
     async def _close(self) -> None:
         try:
@@ -254,15 +271,21 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
             try:
                 await self._live.close()
             finally:
-                try:  # what goes on may move the name, whose lock is held
-                    await finish_before_cancelling(self._all_ended())
+                try:  # what goes on may change the name's record, whose lock is held
+                    await finish_before_cancelling(self._nothing_goes_on())
                 finally:
                     self._pending = None
                     self._world_pins.close()
-                    self._held.close()
                     self._home.closed(self)
-                    if self._keeps_home:
-                        await self._home.unused()
+                    try:
+                        self._held.close()
+                    finally:
+                        if self._keeps_home:
+                            await self._home.unused()
+
+    async def _nothing_goes_on(self) -> None:
+        async with self._egress_turn:
+            await self._all_ended()
 
     # What it is
 
@@ -274,7 +297,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
     def path(self) -> Path:
         """The tree as this process sees it. A plain `open` below it follows links that the world planted: use `read`
         and `write`."""
-        return self._alive().path
+        return self._opened().path
 
     @property
     def mount_at(self) -> Path:
@@ -293,8 +316,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         Returns how many will wait, and why not more. They wait until the forks are made, others are foreseen, or this
         world is closed. Raises `ValueError`, `WorldDied`.
         """
-        if n < 0:
-            raise ValueError(f"a world cannot be forked {n} ways")
+        _check_count(n)
         state = await self._sealed(flush=False)
         self._world_pins.keep(state.id)
         return await self._foresee(state, n)
@@ -319,6 +341,7 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
 
         names: a name for each, if they are to be kept. Raises as `create` does, and `ValueError`.
         """
+        _check_count(n)
         if names is not None and len(names) != n:
             raise ValueError(f"{n} forks need {n} names, not {len(names)}")
         state = await self._sealed(flush=names is not None)
@@ -360,6 +383,16 @@ class World(WorldCommands, WorldSnapshots, WorldFiles, WorldEgress):
         return made
 
     def _alive(self) -> contract.World:
+        live = self._opened()
+        self._home.check_loop()
+        return live
+
+    def _opened(self) -> contract.World:
         if not self.is_open:
             raise WorldClosed("the world was closed, or belongs to another process: open or create one here")
         return self._live
+
+
+def _check_count(n: int) -> None:
+    if index(n) < 0:
+        raise ValueError(f"a world cannot be forked {n} ways")

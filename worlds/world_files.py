@@ -13,14 +13,17 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ramify import paths
 from ramify.sandboxes import contract
 from ramify.sandboxes.contract import WorldSpec, why_no_argument
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_files import read_inside
 from ramify.worlds.errors import PathRefused
@@ -53,7 +56,7 @@ def write(tree: Path, path: str, data: bytes, mode: int) -> None:
         raise _refused(path, error) from error
 
 
-def upload(source: Path, tree: Path, path: str) -> None:
+def upload(source: Path, tree: Path, path: str, stop: threading.Event) -> None:
     """Copy a file to `path`, or into it if that is a folder; or the content of a folder into the folder `path`.
     Raises `PathRefused`."""
     try:
@@ -61,19 +64,19 @@ def upload(source: Path, tree: Path, path: str) -> None:
             raise PathRefused(f"{source}: it does not exist")
         if source.is_dir():
             with _folder(tree, path, make=True) as target, _opened(os.open(source, _FOLDER & ~os.O_NOFOLLOW)) as top:
-                _copy_content(top, target, str(source), 0)
+                _copy_content(top, target, str(source), 0, stop)
         else:
             above, name = (path, source.name) if _is_folder(tree, path) else _split(path)
             with (
                 _folder(tree, above, make=True) as parent,
                 _opened(os.open(source.parent, _FOLDER & ~os.O_NOFOLLOW)) as top,
             ):
-                _copy_one(source.name, top, name, parent, str(source), 0)
+                _copy_one(source.name, top, name, parent, str(source), 0, stop)
     except OSError as error:
         raise _refused(str(source), error) from error
 
 
-def download(tree: Path, path: str, target: Path) -> None:
+def download(tree: Path, path: str, target: Path, stop: threading.Event) -> None:
     """Copy a file to `target`, or the content of a folder into the folder `target`, which is missing or empty. Raises
     `PathRefused`, and then leaves nothing there."""
     above, name = _split(path) if path not in ("", ".") else ("", "")
@@ -88,7 +91,7 @@ def download(tree: Path, path: str, target: Path) -> None:
                 with _naming(str(target.parent)):
                     target.parent.mkdir(parents=True, exist_ok=True)
                 with _opened(os.open(target.parent, _FOLDER & ~os.O_NOFOLLOW)) as top:
-                    _copy_one(name, parent, target.name, top, path, 0)
+                    _copy_one(name, parent, target.name, top, path, 0, stop)
                 return
             with _naming(str(target)):
                 target.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,7 @@ def download(tree: Path, path: str, target: Path) -> None:
                 _opened(os.open(target, _FOLDER & ~os.O_NOFOLLOW)) as top,
             ):
                 try:
-                    _copy_content(source, top, path, 0)
+                    _copy_content(source, top, path, 0, stop)
                 except BaseException:
                     _empty(target)
                     raise
@@ -115,24 +118,26 @@ def _empty(folder: Path) -> None:
             made.unlink()
 
 
-def _copy_content(source: int, target: int, where: str, depth: int) -> None:
+def _copy_content(source: int, target: int, where: str, depth: int, stop: threading.Event) -> None:
     if depth > _DEEPEST:
         raise PathRefused(f"{where}: more than {_DEEPEST} folders within each other are not copied")
     with os.scandir(source) as entries:
         names = sorted(entry.name for entry in entries)
     for name in names:
-        _copy_one(name, source, name, target, f"{where}/{name}", depth)
+        _copy_one(name, source, name, target, f"{where}/{name}", depth, stop)
 
 
-def _copy_one(name: str, source: int, new: str, target: int, where: str, depth: int) -> None:
+def _copy_one(name: str, source: int, new: str, target: int, where: str, depth: int, stop: threading.Event) -> None:
     """Copy one file, link or folder. FIFOs, sockets and devices are left out. Raises `PathRefused` with its name."""
+    if stop.is_set():
+        raise _Stopped
     try:
-        _copy_entry(name, source, new, target, where, depth)
+        _copy_entry(name, source, new, target, where, depth, stop)
     except OSError as error:
         raise _refused(where, error) from error
 
 
-def _copy_entry(name: str, source: int, new: str, target: int, where: str, depth: int) -> None:
+def _copy_entry(name: str, source: int, new: str, target: int, where: str, depth: int, stop: threading.Event) -> None:
     found = os.stat(name, dir_fd=source, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         link = os.readlink(name, dir_fd=source)
@@ -146,19 +151,21 @@ def _copy_entry(name: str, source: int, new: str, target: int, where: str, depth
             _opened(os.open(name, _FOLDER, dir_fd=source)) as inner,
             _opened(os.open(new, _FOLDER, dir_fd=target)) as out,
         ):
-            _copy_content(inner, out, where, depth + 1)
+            _copy_content(inner, out, where, depth + 1, stop)
             os.fchmod(out, stat.S_IMODE(found.st_mode) & 0o777)
     elif stat.S_ISREG(found.st_mode):
-        _copy_file(name, source, new, target)
+        _copy_file(name, source, new, target, stop)
 
 
-def _copy_file(name: str, source: int, new: str, target: int) -> None:
+def _copy_file(name: str, source: int, new: str, target: int, stop: threading.Event) -> None:
     with _opened(os.open(name, _FILE, dir_fd=source)) as inner:
         found = os.fstat(inner)
         if not stat.S_ISREG(found.st_mode):
             return  # it was a regular file a moment ago: the world changes while it is copied
         with _temporary(target) as (out, temporary):
             while chunk := os.read(inner, _CHUNK):
+                if stop.is_set():
+                    raise _Stopped
                 _write_all(out, chunk)
             os.fchmod(out, stat.S_IMODE(found.st_mode) & 0o777)  # no set-id bits of the other side
             os.utime(out, ns=(found.st_mtime_ns, found.st_mtime_ns))
@@ -254,6 +261,20 @@ def _refused(path: str, error: OSError) -> PathRefused:
     return PathRefused(f"{path}: {_WHY.get(error.errno or 0, error.strerror)}")
 
 
+class _Stopped(Exception):
+    """Whoever asked for a copy has been cancelled."""
+
+
+@runtime_checkable
+class _Steady(Protocol):
+    """A sandbox whose tree can be held where it is."""
+
+    def steady(self) -> AbstractAsyncContextManager[None]: ...
+
+
+T = TypeVar("T")
+
+
 class WorldFiles(ABC):
     """The part of `World` that reads and writes files."""
 
@@ -270,28 +291,37 @@ class WorldFiles(ABC):
     async def read(self, path: str | Path, *, most: int = MOST_READ) -> bytes:
         """A file's bytes. No link out of the tree is followed. Raises `PathRefused`, also for more than `most`
         bytes."""
-        await self._state_taken()
-        return await asyncio.to_thread(read, self._alive().path, self._relative(path), most)
+        inside = self._relative(path)
+        return await self._in_tree(lambda tree, _: read(tree, inside, most))
 
     async def write(self, path: str | Path, data: bytes | str, *, mode: int = 0o644) -> None:
         """Write a file, and make the folders above it. A link in its place is replaced, never followed. Raises
         `PathRefused`."""
         raw = data.encode() if isinstance(data, str) else data
-        await self._state_taken()
-        await asyncio.to_thread(write, self._alive().path, self._relative(path), raw, mode)
+        inside = self._relative(path)
+        await self._in_tree(lambda tree, _: write(tree, inside, raw, mode))
 
     async def upload(self, source: str | Path, target: str | Path = ".") -> None:
         """Copy a file of the host to `target`, or into it if that is a folder; or what is in a folder, into the
-        folder `target`. Links are copied as links. Raises `PathRefused`."""
-        await self._state_taken()
-        await asyncio.to_thread(upload, paths.expanded(source), self._alive().path, self._relative(target))
+        folder `target`. Links are copied as links. If it is cancelled, the files that were copied stay. Raises
+        `PathRefused`."""
+        place, inside = paths.expanded(source), self._relative(target)
+        await self._in_tree(lambda tree, stop: upload(place, tree, inside, stop))
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copy a file or folder of the world to the host. Links are copied as links, and none is followed. Nothing is
         overwritten. Raises `PathRefused`."""
+        place, inside = paths.expanded(target), self._relative(source)
+        await self._in_tree(lambda tree, stop: download(tree, inside, place, stop))
+
+    async def _in_tree(self, work: Callable[[Path, threading.Event], T]) -> T:
+        """Work on the tree in a thread. A snapshot, a restore or a merge has ended before, or begins afterwards, also
+        if we are cancelled: the event is then set, and the work ends."""
         await self._state_taken()
-        place = paths.expanded(target)
-        await asyncio.to_thread(download, self._alive().path, self._relative(source), place)
+        live, stop = self._alive(), threading.Event()
+        async with live.steady() if isinstance(live, _Steady) else nullcontext():
+            tree = self._alive().path
+            return await finish_before_cancelling(asyncio.to_thread(work, tree, stop), stop.set)
 
     def _relative(self, path: str | Path) -> str:
         if why := why_no_argument(str(path)):

@@ -21,6 +21,7 @@ from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.egress.connection_log import Connection, ConnectionFiles
 from ramify.sandboxes.egress.settings import Egress, Header
 from ramify.sandboxes.errors import SandboxError
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.worlds.errors import PortUnavailable, WorldError
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Reference
@@ -131,6 +132,7 @@ class WorldEgress(ABC):
     _home: WorldHome
     _spec: WorldSpec
     _reference: Reference | None
+    _egress_turn: asyncio.Lock  # the policy that was asked for last is the one that holds, and is recorded
 
     @abstractmethod
     def _alive(self) -> contract.World:
@@ -156,9 +158,17 @@ class WorldEgress(ABC):
         broker, changed = _broker(self._alive()), Egress.of(egress)
         if broker is None:
             raise WorldError("this world was made without a broker: make it with egress=[], which allows nothing yet")
+        async with self._egress_turn:
+            self._alive()
+            await finish_before_cancelling(self._apply_egress(broker, changed))
+
+    async def _apply_egress(self, broker: EgressBroker, changed: Egress) -> None:
+        """Also if the caller is cancelled: what is recorded, what forks get and what holds are one policy."""
         self._spec = replace(self._spec, egress=changed)
         if self._reference is not None:
-            self._reference = await asyncio.to_thread(self._home.egress_changed, self._reference, changed)
+            found = await asyncio.to_thread(self._home.egress_changed, self._reference, changed)
+            if self._reference is not None:  # it may stand for another state by now, or for none
+                self._reference = replace(self._reference, egress=found.egress, credentials=found.credentials)
         await broker.apply(changed)
 
     async def connections(self) -> list[Connection]:

@@ -64,7 +64,11 @@ class WorldSnapshots(ABC):
 
     @abstractmethod
     def _alive(self) -> contract.World:
-        """The live sandbox. Raises `WorldClosed`."""
+        """The live sandbox, in its own event loop. Raises `WorldClosed`."""
+
+    @abstractmethod
+    def _opened(self) -> contract.World:
+        """The live sandbox, wherever this is called. Raises `WorldClosed`."""
 
     @property
     @abstractmethod
@@ -74,7 +78,7 @@ class WorldSnapshots(ABC):
     @property
     def state(self) -> Snapshot:
         """The snapshot that the world last started from or was sealed into."""
-        return self._given(self._alive().snapshot)
+        return self._given(self._opened().snapshot)
 
     async def snapshot(self, tag: str | None = None) -> Snapshot:
         """Keep the state as it is now: files, environment, shell, and what the backend keeps of processes. The world
@@ -146,13 +150,17 @@ class WorldSnapshots(ABC):
         async with self._order:
             await self._nothing_pending()
             async with self._home.pins.held():
-                with self._pinned_if_cancelled():
-                    sealed = await self._alive().seal(flush=False)
-                if flush or self._reference is not None:  # even if nothing changed since a seal without a flush
-                    await asyncio.to_thread(self._home.store.flush)
-                self._keep(sealed)
-                if tag is not None:
-                    self._home.tag(tag, sealed, source=self.name or "")
+                return await self._sealed_in_turn(tag, flush=flush)
+
+    async def _sealed_in_turn(self, tag: str | None = None, *, flush: bool = True) -> Snapshot:
+        """As `_sealed`; the caller holds `_order` and the pins, and nothing is pending."""
+        with self._pinned_if_cancelled():
+            sealed = await self._alive().seal(flush=False)
+        if flush or self._reference is not None:  # even if nothing changed since a seal without a flush
+            await asyncio.to_thread(self._home.store.flush)
+        self._keep(sealed)
+        if tag is not None:
+            self._home.tag(tag, sealed, source=self.name or "")
         return sealed
 
     async def restore(self, snapshot: str | Snapshot) -> None:
@@ -165,7 +173,8 @@ class WorldSnapshots(ABC):
                 self._world_pins.keep(state.id)  # it may be asked for again
             if state.image_stack != (now := self._alive().snapshot).image_stack:  # a thread takes longer than this
                 await asyncio.to_thread(self._home.check_image, state, now, self._spec.image)
-            await self._alive().rollback(state)
+            with self._pinned_if_cancelled():
+                await self._alive().rollback(state)
             self._keep(state)
 
     async def diff(self, other: WorldSnapshots | Snapshot | str | None = None) -> list[Change]:
@@ -182,21 +191,26 @@ class WorldSnapshots(ABC):
         base: Snapshot | str | None = None,
         strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
     ) -> Snapshot:
-        """Merge what `other` changed into this world, three ways, and return the new state. Background processes end.
+        """Merge what `other` changed into this world, three ways, and return the new state. Background processes end;
+        what they and others write meanwhile is lost.
 
         base: the state from which both come; by default their nearest common ancestor. strategy: what to do with
-        conflicts. Raises `MergeConflict`, with nothing changed, and `NoCommonAncestor`.
+        conflicts. Raises `MergeConflict`, with nothing changed, `NoCommonAncestor`, and `ValueError` for no strategy.
         """
-        await self._nothing_pending()
+        strategy = MergeStrategy(strategy) if isinstance(strategy, str) else strategy
+        await self._nothing_pending()  # its tag may be the one that is meant
         theirs = await self._state_of(other)
-        ours = await self.snapshot()
         root = None if base is None else await asyncio.to_thread(self._home.resolve, base)
-        async with self._order, self._home.pins.held():
-            merged = await asyncio.to_thread(self._merged, root, ours, theirs, strategy)
-            if merged.id != ours.id:
-                await self._alive().rollback(merged)
-            self._keep(merged)
-            return self._given(merged)
+        async with self._order:  # also from the seal on: what another merge brought in between would be lost
+            await self._nothing_pending()
+            async with self._home.pins.held():
+                ours = self._given(await self._sealed_in_turn())
+                merged = await asyncio.to_thread(self._merged, root, ours, theirs, strategy)
+                if merged.id != ours.id:
+                    with self._pinned_if_cancelled():
+                        await self._alive().rollback(merged)
+                self._keep(merged)
+                return self._given(merged)
 
     def _merged(
         self, base: Snapshot | None, ours: Snapshot, theirs: Snapshot, strategy: MergeStrategy | Resolver

@@ -3,8 +3,8 @@
 Members are written by file descriptors (`openat.py`), never by path, so no link in the tar can lead a later member
 out of the folder. Absolute names and links refer to the world's own root, as they will when it runs.
 
-A `..` in a name, a hard link to something that is not in the tar, and more bytes than the disk has room for are
-refused. Devices and sockets are left out, and owners are dropped.
+A `..` in a name, and a hard link to something that is not in the tar, are refused, and more bytes than the disk has
+room for. Devices and sockets are left out, and owners are dropped.
 
 `unpack_layer` unpacks a layer of an OCI image from a stream, with its whiteouts (image-spec, layer.md).
 
@@ -28,7 +28,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ramify.fork_engine.errors import ImageError
+from ramify.fork_engine.errors import ImageError, StoreUnusable
 from ramify.fork_engine.filesystem.file_content import write_all
 from ramify.fork_engine.filesystem.openat import OpenatWalker, parent_folders, remove_any
 from ramify.fork_engine.filesystem.scan import MAX_DEPTH, OPAQUE
@@ -119,8 +119,8 @@ class _Unpacking:
 
 
 def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
-    """Unpack `tar` into the empty folder `dest`. Raises `ImageError` and leaves in `dest` what was written until
-    then.
+    """Unpack `tar` into the empty folder `dest`. Raises `ImageError`, and `StoreUnusable` if the disk has no room.
+    What was written until then stays in `dest`.
 
     `room`: bytes that the tar may hold; by default the free space of the disk.
     """
@@ -134,7 +134,7 @@ def unpack_layer(stream: IO[bytes], dest: Path, *, name: str, room: int | None =
     devices 0/0, opaque folders by their attribute. Returns the folders that no member declares ("" is the top one):
     they have mode 0755 and time 0. A whiteout hides nothing of its own layer. `name`: for messages.
 
-    Raises `ImageError`.
+    Raises `ImageError`, and `StoreUnusable` if the disk has no room.
     """
     unpacking = _Unpacking(name, room=_free(dest) if room is None else room, layer=True)
     with (
@@ -347,7 +347,10 @@ def _file(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpackin
 def _take_room(size: int, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
     unpacking.room -= size
     if unpacking.room < 0:
-        raise _refused(unpacking.tar, member.name, "the tar claims more bytes than there is room for on the disk")
+        raise StoreUnusable(
+            f"{unpacking.tar}: the disk has no room for its member {member.name!r}, which is to have {member.size} "
+            "bytes. Free some space, or delete snapshots"
+        )
 
 
 def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> Iterator[tuple[int, bytes]]:

@@ -20,15 +20,21 @@ LENGTHS = struct.Struct("!IQ")
 MOST_PASSED = 16  # descriptors sent with one message
 MOST_TAKEN = 1 << 16  # bytes read from the socket at once
 NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS.values()}
+_CHECKED = {"str": str, "bytes": bytes, "int": int}
+TYPES = {kind: {f.name: _CHECKED[str(f.type)] for f in fields(kind) if f.type in _CHECKED} for kind in KINDS.values()}
+"""Fields whose type is checked, since users give some of their values: an agent that got another one would end."""
 
 
 def encode(message: Message) -> bytes:
-    """One frame."""
+    """One frame. Raises `TypeError` for a field of another type than its own."""
     plain: dict[str, object] = {}
     blobs: list[tuple[str, int]] = []
     parts: list[bytes] = []
+    types = TYPES[type(message)]
     for name in NAMES[type(message)]:
         value = getattr(message, name)
+        if name in types and not isinstance(value, types[name]):
+            raise TypeError(f"{name} is to be of type {types[name].__name__}, and is a {type(value).__name__}")
         if isinstance(value, bytes):
             blobs.append((name, len(value)))
             parts.append(value)

@@ -18,7 +18,7 @@ MOST_HEADERS = 256
 LONGEST_CHUNK_LINE = 4096
 PIECE = 1 << 16
 
-_REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}) (\S{1,32768}) (HTTP/1\.[01])")
+_REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}) ([\x21-\x7e\x80-\xff]{1,32768}) (HTTP/1\.[01])")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[\t ]*(?:;[\t\x20-\x7e\x80-\xff]*)?")

@@ -103,7 +103,7 @@ async def _tunnel(connector: Connector, world: Pipe, request: Request) -> None:
 
 async def _pass_on(connector: Connector, world: Pipe, request: Request, fixed: Target | None) -> bool:
     """Pass on one request and its answer. Whether another request may follow."""
-    if request.method == "TRACE":  # it would show the world its credentials
+    if request.method.upper() == "TRACE":  # it would show the world its credentials
         raise BadMessage(NO_METHOD, "TRACE is not passed on")
     try:
         errand = _errand(request, connector.credentials, fixed)

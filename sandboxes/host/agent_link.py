@@ -135,10 +135,11 @@ class MessageStream(asyncio.Protocol):
         return error
 
     def ask(self, message: Message, due: asyncio.Future[Message]) -> None:
-        """Send a request; `due` gets the reply. Raises `ConnectionResetError` if nobody will reply."""
-        transport = self._open_transport()
+        """Send a request; `due` gets the reply. Raises `ConnectionResetError` if nobody will reply, and `TypeError`
+        for what cannot be sent."""
+        transport, data = self._open_transport(), encode(message)
         self._waiting.append(due)
-        transport.write(encode(message))
+        transport.write(data)
 
     async def pass_on(
         self, message: Message, passing: Sequence[int], due: asyncio.Future[Message] | None = None

@@ -1,9 +1,10 @@
-"""Helpers for asyncio: fork n worlds, and finish work that must not be left half done."""
+"""Helpers for asyncio: fork n worlds, finish work that must not be left half done, and a lock that can be shared."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from ramify.fork_engine.types import Snapshot
@@ -74,3 +75,35 @@ async def finish_once_begun(work: Callable[[asyncio.Future[None]], Coroutine[obj
             task.cancel()
 
     return await finish_before_cancelling(task, interrupt)
+
+
+class SharedLock:
+    """A lock that one holds alone (`async with lock`), or any number together (`async with lock.shared()`). Who waits
+    to hold it alone goes before those that come later."""
+
+    def __init__(self) -> None:
+        self._turn, self._unshared, self._sharers = asyncio.Lock(), asyncio.Event(), 0
+        self._unshared.set()
+
+    async def __aenter__(self) -> None:
+        await self._turn.acquire()
+        try:
+            await self._unshared.wait()
+        except BaseException:
+            self._turn.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turn.release()
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        async with self._turn:
+            self._sharers += 1
+            self._unshared.clear()
+        try:
+            yield
+        finally:
+            self._sharers -= 1
+            if not self._sharers:
+                self._unshared.set()

@@ -31,7 +31,7 @@ from ramify.sandboxes.contract import WorldId, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host import criu
 from ramify.sandboxes.host.agent_link import AgentLink
-from ramify.sandboxes.host.concurrency import finish_before_cancelling, finish_once_begun
+from ramify.sandboxes.host.concurrency import SharedLock, finish_before_cancelling, finish_once_begun
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.linux import ptrace
 from ramify.sandboxes.linux.resource_limits import Bounds
@@ -171,7 +171,8 @@ class WorldLifecycle(ABC):
         self._snapshot, self._spec = snapshot, spec
         self._made_from = snapshot  # its image is also for snapshots that name none: no world had sealed them yet
         self._lock = asyncio.Lock()
-        self._standing = asyncio.Lock()  # taken after `_lock`, if both are: held while no process may start
+        # taken after `_lock`, if both are: alone while no process may start and nobody outside may touch the files
+        self._standing = SharedLock()
         self._link: AgentLink | None = None
         self._inspection: Inspection | None = None  # the last report, while nothing can have changed since
         self._only_shell = True  # at the last request, only the shell or nothing lived
@@ -285,7 +286,7 @@ class WorldLifecycle(ABC):
         try:
             await self._end_processes()  # which also ends the current operation
         finally:  # also where a process of it hangs in the kernel, and its control group stays
-            async with self._lock:
+            async with self._lock, self._standing:
                 await asyncio.to_thread(remove_tree, self._folder)
             self._resources.forget(self._id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.messages import StartProcess
@@ -60,7 +61,7 @@ class WorldProcesses(WorldLifecycle):
 
     async def _start_by(self, message: StartProcess, *, stdin: bool) -> LiveProcess:
         await self._ensure_commands()
-        async with self._standing:
+        async with self._standing.shared():
             link = self._require_link()
             self._inspection, self._only_shell = None, False
             with explain_file_limit(SandboxError):
@@ -74,12 +75,17 @@ class WorldProcesses(WorldLifecycle):
         self._processes.add(process)
         return process
 
+    def steady(self) -> AbstractAsyncContextManager[None]:
+        """While the block runs, the files stay where they are: no seal, no rollback and no end of the world begins,
+        and none goes on."""
+        return self._standing.shared()
+
     async def connect(self, port: int) -> socket.socket:
         if not 0 < port < 1 << 16:
             raise ValueError(f"{port} is not a port: a port is a number from 1 to 65535")
         await self._ensure_commands()
         for address in LOOPBACK:
-            async with self._standing:
+            async with self._standing.shared():
                 sock = await begin_connection(self._require_link(), address, port)
             if sock is not None and await connected(sock):
                 return sock

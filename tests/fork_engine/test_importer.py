@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ramify.fork_engine import importer
-from ramify.fork_engine.errors import ImageError, MergeConflict, WorkspaceError
+from ramify.fork_engine.errors import ImageError, MergeConflict, StoreUnusable, WorkspaceError
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import EntryKind
 from ramify.fork_engine.view import find_in_stack
@@ -323,7 +323,7 @@ def test_hostile_members_are_refused_and_nothing_is_made(bench: Any, members: An
 
 
 def test_room_is_bounded(bench: Any) -> None:
-    with pytest.raises(ImageError, match="more bytes than"):
+    with pytest.raises(StoreUnusable, match="Free some space"):
         bench.store.import_layer(stream(member("a", data=b"x" * 100)), name="bomb", room=99)
 
 

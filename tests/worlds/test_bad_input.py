@@ -37,6 +37,18 @@ async def test_a_command_that_cannot_be_run_does_not_harm_its_world(home: WorldH
                     await run(command, **options)
         with pytest.raises(ValueError, match="first word"):
             await world.exec([""])
+        wrong: Any = 5
+        with pytest.raises(TypeError, match="stdin is to be of type bytes"):
+            await world.run("cat", stdin=wrong)
+        async with world.start("sleep 60") as process:
+            with pytest.raises(TypeError, match="number is to be of type int"):
+                process.send_signal(1.5)  # type: ignore[arg-type]
+        for n, refused in ((1.5, TypeError), (-1, ValueError)):
+            for fork in (world.fork, world.foresee_forks):
+                with pytest.raises(refused):
+                    await fork(n)  # type: ignore[operator]
+        with pytest.raises(ValueError, match="nothing"):
+            await world.merge(world, strategy="nothing")  # type: ignore[arg-type]
         for rows, columns in [(2.5, 80), (0, 1), (1, 1 << 16), ("a", 1)]:
             with pytest.raises(ValueError, match="terminal cannot have"):
                 async with world.pty("true", rows=rows, columns=columns):  # type: ignore[arg-type]

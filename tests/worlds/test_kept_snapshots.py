@@ -11,7 +11,8 @@ from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
-from ramify.worlds.errors import WorldNotFound
+from ramify.worlds.blocking import SyncWorld
+from ramify.worlds.errors import WorldClosed, WorldNotFound
 from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind
 from ramify.worlds.world import World
@@ -109,3 +110,34 @@ async def test_a_state_that_was_restored_by_its_id_can_be_restored_again(home: W
     with pytest.raises(SnapshotNotFound):
         await collect_old(home)
         home.store.get(id)
+
+
+async def test_a_deleted_world_leaves_its_tags_and_forks(home: WorldHome, repo: Path) -> None:
+    world = await World.create(repo, home=home, name="one")
+    await changed(world, "tagged")
+    await world.snapshot("tag")
+    (fork,) = await world.fork()
+    await changed(world, "lost")
+    begun = await world.begin_snapshot()
+    await world.delete()
+    assert begun.done() and not world.is_open
+    with pytest.raises(WorldClosed):
+        await world.delete()
+    with pytest.raises(WorldNotFound):
+        await World.open("one", home=home)
+    await collect_old(home)
+    assert await fork.read("file") == b"tagged"
+    async with World.create(snapshot="tag", name="one", home=home) as again:  # the name is free
+        assert await again.read("file") == b"tagged"
+        home.references.delete(Kind.WORLD, "one")  # by somebody else
+        await again.delete()
+    await fork.delete()
+
+
+def test_a_world_is_deleted_without_an_event_loop(tmp_path: Path) -> None:
+    place = tmp_path / "home"
+    world = SyncWorld.create(home=place, sandbox="copy", name="one")
+    world.delete()
+    world.close()
+    with pytest.raises(WorldNotFound):
+        SyncWorld.open("one", home=place, sandbox="copy")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from ramify.fork_engine.close_on_fork import open_lock
+from ramify.fork_engine.errors import StoreUnusable
 from ramify.fork_engine.types import SnapshotId
 from ramify.worlds import references
 from ramify.worlds.errors import NameTaken, WorldError, WorldInUse, WorldNotFound
@@ -83,3 +85,13 @@ def test_a_reference_that_is_deleted_while_all_are_listed(tmp_path: Path, monkey
     kept.delete(Kind.TAG, "one")
     monkeypatch.setattr(kept, "_files", lambda kind: files)
     assert [one.name for one in kept.all(Kind.TAG)] == ["two"]
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = References(tmp_path / "references")
+    monkeypatch.setattr(references, "write_durably", full)
+    with pytest.raises(StoreUnusable, match="Free some space"):
+        kept.put(Kind.TAG, reference("one"))

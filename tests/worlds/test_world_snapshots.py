@@ -204,7 +204,7 @@ async def test_a_cancelled_snapshot_leaves_the_world_over_a_state_that_is_kept(h
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        assert world.state.id in home.pins.kept()
+        assert world._live.snapshot.id in home.pins.kept()
 
 
 def test_without_an_event_loop(repo: Path, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ async def test_port_of_the_host_at_the_same_address(start: Start, server: Server
         "GET / HTTP/1.1",
         "OPTIONS * HTTP/1.1",
         "TRACE http://ok.test/ HTTP/1.1",
+        "trace http://ok.test/ HTTP/1.1",
     ],
 )
 async def test_refused_requests_reach_nothing(start: Start, server: Server, request_: str) -> None:

@@ -31,6 +31,7 @@ START = b"POST http://a.test/ HTTP/1.1\r\n"
         b"GET  http://a.test/ HTTP/1.1\r\n\r\n",
         b"GET http://a.test/ HTTP/2.0\r\n\r\n",
         b"GET http://a.test/ x HTTP/1.1\r\n\r\n",
+        b"GET http://a.test/\0x HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n\n",  # TLS
         START + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         START + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
