@@ -4,11 +4,11 @@ A pool needs a replica's slot for each call that waits, runs, or will come befor
 Replicas that the budget has left go to calls that come a little later, and then stay where they were needed lately.
 
 Where the needs of now exceed the budget, workflows near their end come first, so that they leave sooner. If a start
-takes less than a tenth of a call in every pool, a replica costs nothing to move back: then each pool gets what it
-needs before the pools ahead of it in the pipeline do. Otherwise replicas go one by one to the pool with the most need
-for each replica that it has, weighed by 1 / √(work that a workflow has ahead from there); in strict order, replicas
-would start most of the time. A fluid prediction of the waiting for each allocation was worse than this rule, with
-plans and with the true future (docs/decisions/090-pools-look-ahead.md).
+takes less than a tenth of a call in every pool, moving a replica costs next to nothing: then the last pool of the
+pipeline gets all that it needs, then the one before it, and so on. With slower starts that order would waste the
+replicas on starts: they go one by one to the pool with the most need for each replica that it has, weighed by
+1 / √(work that a workflow has ahead from there). A fluid prediction of the waiting for each allocation was worse than
+this rule, with plans and with the true future (docs/decisions/090-pools-look-ahead.md).
 
 Without a `future` this is a reactive rule on queue lengths. `future_calls` computes it from the plans of live
 workflows: a plan is a compiled one (the tag `plan_rest`) or that of the most similar earlier workflow, which the
@@ -28,7 +28,7 @@ from ramify.serving.policy.types import StageEstimate
 from ramify.serving.scaling.pools import FutureCalls, KeyStages, PoolLoad, Scaling
 
 _GONE_S = 30.0  # beyond the planned time of a workflow's tools
-_QUICK = 0.1  # of a call: a start that takes less makes strict order pay (decision 090 has the crossing)
+_QUICK = 0.1  # of a call: with starts quicker than that, the strict order is better (decision 090)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,9 @@ class Lookahead:
         if (floor := sum(given.values())) > self._budget:
             raise NoRoom(f"the pools need at least {floor} replicas, and there is room for {self._budget}")
         near, far = self._wanted(pools, future)
-        weights = None if _quick(pools) else _weights(pools)
-        for wanted in (near, far, self._kept(pools, near, now)):
+        weights = _weights(pools)
+        self._fill(given, near, None if _quick(pools) else weights)
+        for wanted in (far, self._kept(pools, near, now)):
             self._fill(given, wanted, weights)
         for pool in pools:
             if given[pool.name] > pool.replicas:
@@ -148,8 +149,8 @@ class Lookahead:
         return kept
 
     def _fill(self, given: dict[str, int], wanted: Mapping[str, int], weights: Mapping[str, float] | None) -> None:
-        """Give what is left of the budget, one by one, until each pool has what it wants; without weights, to the last
-        pools of the pipeline first."""
+        """Give what is left of the budget, one by one, until each pool has what it wants. Without weights, the last
+        pools of the pipeline come first."""
         for _ in range(self._budget - sum(given.values())):
             short = [name for name in given if given[name] < wanted[name]]
             if not short:
