@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.held_out_prompts import group, held_out  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Cohorts, Vector, residual  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Path as Cohort  # noqa: E402
+from benchmarks.replay.errors import BadTrace  # noqa: E402
 from benchmarks.replay.inputs.traces import response_pairs  # noqa: E402
 from benchmarks.rows import Row, options, row, run, show  # noqa: E402
 from ramify.serving.lengths import features  # noqa: E402
@@ -210,13 +211,19 @@ def _first_covered(judged: Callable[[int], Judged], counts: Sequence[int], final
 
 
 def rows(data: Path, quick: bool) -> Iterator[Row]:
-    """Yield each row when it is measured."""
+    """Yield each row when it is measured. Raises BadTrace if the answers are too few."""
     answers = read(data)
     held = set(held_out(group(one.prompt) for one in answers).tolist())
     learn = [one for one in answers if group(one.prompt) not in held]
     judge = [one for one in answers if group(one.prompt) in held]
     counts = {app: len(own) for app, own in by_app(learn).items()}
     enough = [one for one in judge if counts.get(one.app, 0) >= _LEARNT]
+    if not enough or len(learn) < FEWEST:
+        raise BadTrace(
+            data,
+            f"none of its {len(answers)} answers can be judged: an application needs {_LEARNT} answers to learn from "
+            f"and others with new prompts, and all applications together {FEWEST}",
+        )
     limits = bounds(fit(sample(learn, named=True)), enough, named=True)
     ours = Judged.of(enough, limits)
     nameless = Judged.of(enough, bounds(fit(sample(learn, named=False)), enough, named=False))

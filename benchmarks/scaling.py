@@ -279,14 +279,14 @@ def rows_of(where: str, found: dict[str, dict[bool, Outcome]], targets: bool) ->
         )
 
 
-def simulation_rows(starts: Starts, quick: bool, traces: Sequence[Path]) -> Iterator[Row]:
+def simulation_rows(starts: Starts, quick: bool, traces: Sequence[Trace]) -> Iterator[Row]:
     """All loads, with the measured start times."""
     seeds = range(FIRST_SEED, FIRST_SEED + (3 if quick else 6))
     seconds, control = 300.0 if quick else 600.0, 0.0
     loads: list[tuple[str, float, Trace | None]] = [
         (f"CV {cv:g}", cv, None) for cv in ((4.0, 8.0) if quick else (0.1, 1.0, 2.0, 4.0, 8.0))
     ]
-    for where, cv, trace in [*loads, *((path.name, 1.0, read(path)) for path in traces)]:
+    for where, cv, trace in [*loads, *((trace.name, 1.0, trace) for trace in traces)]:
         found = {
             one.name: {
                 warm: outcome(one, starts.warm if warm else starts.cold, seeds, seconds, cv, trace)
@@ -310,8 +310,10 @@ def main() -> None:
     parser.add_argument("--second", type=Path, help="weights of a second model; without, the first one serves twice")
     parser.add_argument("--store", action="store_true", help=f"write the start times to {STORED.name}")
     asked = parser.parse_args()
-    traces = [*asked.trace, *([Path(os.environ["RAMIFY_TRACE"])] if "RAMIFY_TRACE" in os.environ else [])]
     parts = set(asked.only or PARTS)
+    # Read first, since measuring takes minutes, and one that cannot be read ends everything.
+    given = [*asked.trace, *([Path(os.environ["RAMIFY_TRACE"])] if "RAMIFY_TRACE" in os.environ else [])]
+    traces = [read(path) for path in given]
     rows: list[Row] = []
 
     def add(one: Row) -> None:

@@ -3,10 +3,12 @@
 A pool needs a replica's slot for each call that waits, runs, or will come before a new replica could have started.
 Replicas that the budget has left go to calls that come a little later, and then stay where they were needed lately.
 
-Where the needs of now exceed the budget, replicas go one by one to the pool with the most need for each replica that
-it has, weighed by 1 / √(work that a workflow has ahead from there): workflows near their end leave sooner. Full
-weight (1 / work) starves the first pools; a fluid prediction of the waiting for each allocation was worse than this
-rule, with plans and with the true future (docs/decisions/090-pools-look-ahead.md).
+Where the needs of now exceed the budget, workflows near their end come first, so that they leave sooner. If a start
+takes less than a tenth of a call in every pool, moving a replica costs next to nothing: then the last pool of the
+pipeline gets all that it needs, then the one before it, and so on. With slower starts that order would waste the
+replicas on starts: they go one by one to the pool with the most need for each replica that it has, weighed by
+1 / √(work that a workflow has ahead from there). A fluid prediction of the waiting for each allocation was worse than
+this rule, with plans and with the true future (docs/decisions/090-pools-look-ahead.md).
 
 Without a `future` this is a reactive rule on queue lengths. `future_calls` computes it from the plans of live
 workflows: a plan is a compiled one (the tag `plan_rest`) or that of the most similar earlier workflow, which the
@@ -26,6 +28,7 @@ from ramify.serving.policy.types import StageEstimate
 from ramify.serving.scaling.pools import FutureCalls, KeyStages, PoolLoad, Scaling
 
 _GONE_S = 30.0  # beyond the planned time of a workflow's tools
+_QUICK = 0.1  # of a call: with starts quicker than that, the strict order is better (decision 090)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ class Lookahead:
             raise NoRoom(f"the pools need at least {floor} replicas, and there is room for {self._budget}")
         near, far = self._wanted(pools, future)
         weights = _weights(pools)
-        for wanted in (near, far, self._kept(pools, near, now)):
+        self._fill(given, near, None if _quick(pools) else weights)
+        for wanted in (far, self._kept(pools, near, now)):
             self._fill(given, wanted, weights)
         for pool in pools:
             if given[pool.name] > pool.replicas:
@@ -144,13 +148,21 @@ class Lookahead:
             kept[pool.name] = min(pool.replicas, needs[0][1])
         return kept
 
-    def _fill(self, given: dict[str, int], wanted: Mapping[str, int], weights: Mapping[str, float]) -> None:
-        """Give what is left of the budget, one by one, until each pool has what it wants."""
+    def _fill(self, given: dict[str, int], wanted: Mapping[str, int], weights: Mapping[str, float] | None) -> None:
+        """Give what is left of the budget, one by one, until each pool has what it wants. Without weights, the last
+        pools of the pipeline come first."""
         for _ in range(self._budget - sum(given.values())):
             short = [name for name in given if given[name] < wanted[name]]
             if not short:
                 return
+            if weights is None:
+                given[short[-1]] += 1
+                continue
             given[max(short, key=lambda name: weights[name] * wanted[name] / (given[name] + 0.5))] += 1
+
+
+def _quick(pools: Sequence[PoolLoad]) -> bool:
+    return all(pool.limits.start_s * pool.service_rate < _QUICK for pool in pools)
 
 
 def _weights(pools: Sequence[PoolLoad]) -> dict[str, float]:

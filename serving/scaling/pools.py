@@ -32,7 +32,10 @@ class PoolLimits:
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
-            raise BadPool(f"a pool has between 0 and `most` replicas at least, got {self.least}:{self.most}")
+            raise BadPool(
+                f"a pool's least number of replicas is between 0 and its most, which is 1 or more: got "
+                f"{self.least}:{self.most}"
+            )
         if not (isfinite(self.start_s) and self.start_s >= 0):
             raise BadPool(f"the start time of a replica is a number of seconds, got {self.start_s}")
 

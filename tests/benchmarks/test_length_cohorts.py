@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Mapping
+from pathlib import Path as FilePath
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import cohorts as comparison
 from benchmarks.length_cohorts.algorithm import CohortOptions, Cohorts, Path, Vector, residual
+from benchmarks.replay.errors import BadTrace
 from tests.samples import sample
 
 WAYS = (np.array([1.0, 0.2, 0.0]), np.array([-1.0, 0.1, 0.3]))
@@ -102,3 +107,14 @@ def test_a_calibrated_model_leaves_no_residual() -> None:
     assert residual(levels, [[50, 100, 150]] * 100, lengths) == pytest.approx([0.25, 0.5, 0.25]), "too long"
     with pytest.raises(ValueError, match="without an answer"):
         residual(levels, [], [])
+
+
+@pytest.mark.parametrize(("answers", "prompts"), [(55, 55), (200, 1)])
+def test_answers_of_which_none_can_be_judged_are_refused(tmp_path: FilePath, answers: int, prompts: int) -> None:
+    """Too few of one application, or all of one prompt, which is learnt or held out as a whole."""
+    pairs = [{"prompt": f"question {n % prompts}", "dataset": "d", "response": "w " * n} for n in range(answers)]
+    (tmp_path / "responses").mkdir()
+    with gzip.open(tmp_path / "responses" / "model.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(pair) + "\n" for pair in pairs)
+    with pytest.raises(BadTrace, match=f"none of its {answers} answers"):
+        next(comparison.rows(tmp_path, quick=True))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean, pstdev
 
 import pytest
 
+from benchmarks import scaling
 from benchmarks.pool_scaling.contenders import ALL, ORACLE, OURS, PACKED, QUART, Contender
 from benchmarks.pool_scaling.simulation import Outcome, Servers, Simulation
 from benchmarks.pool_scaling.two_models import BUDGET, DRAFT, PLAN, Pipeline, Share
 from benchmarks.pool_scaling.workloads import workload
+from benchmarks.replay.errors import BadTrace
 from ramify.serving.scaling.lookahead import Lookahead
 from ramify.serving.scaling.pools import PoolLimits, PoolLoad
 
@@ -86,3 +90,13 @@ def test_one_replica_moves_between_two_pools() -> None:
     assert decided(idle, busy, 1.0) == (1, 2)
     pipeline.planning[1] = 99.3
     assert decided(idle, idle, 100.0) == (1, 2), "three drafts come in 0.3 s"
+
+
+def test_a_trace_that_cannot_be_read_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").touch()
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--trace", str(tmp_path / "empty")])
+    monkeypatch.setattr(scaling, "starts_of", lambda *_: pytest.fail("it measures"))
+    with pytest.raises(BadTrace, match="empty"):
+        scaling.main()

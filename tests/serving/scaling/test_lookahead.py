@@ -45,6 +45,16 @@ def test_where_all_are_short_workflows_near_their_end_weigh_more() -> None:
     assert decided["write"] > decided["draft"] >= decided["plan"] > 1
 
 
+def test_where_a_start_costs_next_to_nothing_the_last_pools_get_all_that_they_need() -> None:
+    def quick(name: str, start_s: float) -> PoolLoad:
+        return PoolLoad(name, 0.0, 0.5, 1, queue=8, limits=PoolLimits(1, 16, start_s))
+
+    strict = [quick(name, 0.19) for name in ("plan", "draft", "write")]
+    assert Lookahead(12).decide(strict, (), 0.0).replicas == {"plan": 1, "draft": 3, "write": 8}
+    slow = [*strict[:2], quick("write", 0.21)]  # a tenth of its calls, which take 2 s
+    assert Lookahead(12).decide(slow, (), 0.0).replicas["write"] < 8
+
+
 def test_a_pool_that_nobody_needs_shrinks_to_its_least_after_a_while() -> None:
     looks = Lookahead(8)
     assert looks.decide([pool("a", queue=5)], (), 0.0).replicas == {"a": 5}
