@@ -8,7 +8,7 @@ and answers are a trace's, or those of `benchmarks/replay/inputs/synthetic_trace
 table of reading speeds. The engine is bound by KV: it holds about 25 contexts. Every scheduler runs in vLLM's own, so
 this needs an interpreter with vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
 
-`--sweep` varies one thing instead of the rate (`benchmarks/replay/inputs/stream_loads.py`): how intense or how long the
+`--sweep` varies one thing instead of the rate (`benchmarks/replay/inputs/stream_loads.py`): how intense or long the
 bursts are, arrivals without bursts or the trace's own, listeners instead of readers, prompts that are four times as
 long, or the engine's memory. Beside each load stands what an engine with KV for everybody and no cost of switching
 could reach (`benchmarks/replay/bounds/free_switching.py`). `variants` compares forms of `andes`: without its refiner,
@@ -167,8 +167,8 @@ def sweep_rows(sweeps: Sequence[str], quick: bool, trace: Path | None) -> list[R
 
 def _sweep_row(name: str, load: Load, one: Measured, fcfs: Measured, free: float) -> Row:
     note = (
-        f"TTFT {one.ttft_s:.1f} s, 50 %: {one.ttft_p50_s:.1f} s, 90 %: {one.ttft_p90_s:.1f} s; {one.good:.0%} at .95 or "
-        f"above; silence {one.silence:.0%}; at most {one.queue} wait for a first token; "
+        f"TTFT {one.ttft_s:.1f} s, 50 %: {one.ttft_p50_s:.1f} s, 90 %: {one.ttft_p90_s:.1f} s; "
+        f"{one.good:.0%} at .95 or above; silence {one.silence:.0%}; at most {one.queue} wait for a first token; "
         f"{one.preemptions / one.streams:.1f} preemptions a stream; with KV for all {free:.3f}"
     )
     return row(f"average QoE, {load.name}, {load.rate:g}/s: {name}", round(one.qoe, 3), "",

@@ -141,7 +141,7 @@ class RequestViews:
         return None if seen is None or seen.view.compound is None else seen.view.compound.chain
 
     def due_of(self, request_id: str) -> float | None:
-        """Return the earliest time by which the request must, or by its reader's wish should, have begun or ended; None
+        """Return the earliest time by which the request must have begun or ended, or its reader wants text; None
         without one.
         """
         seen = self._seen.get(request_id)

@@ -91,7 +91,8 @@ async function* fails() { yield 9; throw new Error('gone'); }
 try { for await (const piece of paced(fails(), new Pacer(1), () => now, async () => {})) seen.push([now, piece]); }
 catch (error) { seen.push(error.message); }
 async function* long() { yield "x".repeat(44); yield "y"; }
-for await (const piece of paced(long(), new Pacer(100, now), () => now, async (ms) => { now += ms; })) seen.push([now, piece[0]]);
+const slow = paced(long(), new Pacer(100, now), () => now, async (ms) => { now += ms; });
+for await (const piece of slow) seen.push([now, piece[0]]);
 try { new Pacer(0); } catch (error) { seen.push(error.name); }
 console.log(JSON.stringify(seen));
 """

@@ -23,9 +23,7 @@ class _Exactly(Decision):
         return exact(gain, self.columns.context, self.memory, batch, order_by)
 
 
-def exact(
-    gain: Floats, context: Floats, memory: float, batch: int, order_by: Floats, unit: int = _UNIT
-) -> Packed:
+def exact(gain: Floats, context: Floats, memory: float, batch: int, order_by: Floats, unit: int = _UNIT) -> Packed:
     """Return the requests with the greatest sum of gains that fit: at most `batch`, in `memory` tokens.
 
     Requests that gain nothing fill up what is left, as with `pack`.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from benchmarks.replay.errors import BadTrace
 from benchmarks.replay.inputs import synthetic_traces, traces
@@ -66,7 +67,8 @@ def arrivals_of(trace: Path | None, folder: Path, times: int = 1) -> list[Arriva
     fit = [one for one in arrivals if one.call.prompt + one.call.output < LONGEST and one.call.output > 1]
     if len(fit) < 2:
         raise BadTrace(
-            trace, f"{len(fit)} of its calls have less than {LONGEST} tokens and an answer of two or more: take another"
+            trace,
+            f"{len(fit)} of its calls fit into {LONGEST} tokens with an answer of two or more: take another",
         )
     return [Arrival(one.at, Call(one.call.prompt * times, one.call.output)) for one in fit]
 
@@ -97,6 +99,16 @@ def programs(arrivals: Sequence[Arrival], load: Load, seconds: float, seed: int)
         ttft_s = usual_ttft_s(call.prompt)
         made.append(Program(ProgramId(len(made)), at, SloClass.STREAM, stages, ttft_s=ttft_s, tbt_s=tbt_s))
     return made
+
+
+def beside(agents: Sequence[Program], rate: float, seconds: float, seed: int) -> list[Program]:
+    """Return these programs and, without bursts, so many streams of made-up lengths a second, by arrival."""
+    with TemporaryDirectory() as folder:
+        arrivals = arrivals_of(None, Path(folder))
+    both = sorted(
+        [*agents, *programs(arrivals, Load(rate=rate, intensity=1.0), seconds, seed)], key=lambda one: one.at
+    )
+    return [replace(one, id=ProgramId(number)) for number, one in enumerate(both)]
 
 
 def _cyclic_times(load: Load, seconds: float, chance: Random) -> Iterator[float]:

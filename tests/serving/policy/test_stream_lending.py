@@ -60,7 +60,9 @@ def test_a_program_that_finds_no_memory_waits_behind_the_readers_unless_it_is_du
     far = view(1, prompt_tokens=50_000, deadline=NOW + 600, arrived=NOW - 1)
     small = replace(far, prompt_tokens=100)
     soon, old = replace(far, deadline=NOW + 25), replace(far, arrived=NOW - 61)
-    firsts = [make_policy("concord").decide(View(serves, [one, reader]), NOW).admit for one in (far, small, soon, old)]
+    firsts = [
+        make_policy("concord").decide(View(serves, [one, reader]), NOW).admit for one in (far, small, soon, old)
+    ]
     assert firsts == [(2, 1), (1, 2), (1,), (1,)]
 
 

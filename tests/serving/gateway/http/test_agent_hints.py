@@ -17,7 +17,9 @@ HINTS = {"nvext": {"agent_hints": {"priority": 5, "osl": 9}}, "agent_hint": {"se
 HEADERS = {"x-dynamo-session-id": "mine"}
 
 
-async def sent(traits: EngineTraits, stream: bool = False, said: dict[str, str] = HEADERS) -> tuple[dict[str, Any], dict[str, str]]:
+async def sent(
+    traits: EngineTraits, stream: bool = False, said: dict[str, str] = HEADERS
+) -> tuple[dict[str, Any], dict[str, str]]:
     """What an engine gets of a call with hints."""
     model = ScriptedModel(lambda _: "ok")
     app = create_gateway([Replica(0, 2, Upstream("http://engine", transport=model), traits)])
