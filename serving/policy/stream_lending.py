@@ -4,22 +4,28 @@ A reader who has enough to read for the next seconds needs no slot. So Concord d
 streams need now, as if the others were empty. Andes then serves the streams with the other slots, and pauses the
 streams whose readers are furthest ahead. A stream that is itself due by a time (its own deadline, or its workflow's)
 is Concord's. Without streams the verdict is Concord's alone.
+
+Memory is another matter: agents bring long contexts, and readers short ones. A call of Concord's that finds none free
+waits behind the streams that start, and takes none from them, unless it is due soon or has waited for long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from ramify.serving.policy.concord.options import ConcordOptions
 from ramify.serving.policy.concord.policy import Concord
-from ramify.serving.policy.types import Capacity, Finished, RequestView, Verdict, View
+from ramify.serving.policy.types import Finished, RequestId, RequestView, Verdict, View
 
 if TYPE_CHECKING:
     from ramify.serving.policy.andes.policy import Andes
 
 _GROWTH = 256  # tokens of KV kept free for the answer of a call with a deadline that starts
+_SOON_S = 30.0  # a call that is due within so many seconds cannot wait for memory,
+_LONG_S = 60.0  # nor one that has waited for so many
 _PARTS = 8  # the slots kept for streams change in so many steps: Concord prices its jobs again at each change
 
 
@@ -54,8 +60,11 @@ class StreamLending:
         first = self._concord.decide(replace(due, capacity=mine), now)
         held += elsewhere + len(first.admit) + len(first.resume) - len(first.pause)
         held -= len(set(first.preempt) & {call.id for call in due.running})
-        rest = replace(streams, capacity=_capacity_for_streams(capacity, held, len(streams.running), due, first))
-        return _joined(first, self._stream_policy().decide(rest, now))
+        begin, kv_free = _beginning(due, first, now)
+        slots = max(0, capacity.slots - held)
+        mine = replace(capacity, slots=slots, running=len(streams.running), kv_free=kv_free)
+        second = self._stream_policy().decide(replace(streams, capacity=mine), now)
+        return _joined(first, second, begin)
 
     def _slots_for_streams(self, streams: View, due: View, now: float) -> int:
         """Return how many slots are kept for streams: whose readers have soon read all, and who cannot be paused."""
@@ -98,19 +107,31 @@ def _unpausable(streams: View) -> int:
     return 0 if capacity.pause_room is None else max(0, running - capacity.pause_room)
 
 
-def _capacity_for_streams(capacity: Capacity, held: int, running: int, due: View, first: Verdict) -> Capacity:
-    """Return what the streams have: the other slots, and the KV that is free once Concord's calls have started."""
-    kv_free = capacity.kv_free
-    if kv_free is not None:
-        starts = {call.id: call for call in due.waiting}
-        kv_free -= sum([starts[id_].to_prefill + _GROWTH for id_ in first.admit])
-        gone = set(first.preempt)
-        kv_free += sum([call.computed for call in (*due.running, *due.paused) if call.id in gone])
-    return replace(capacity, slots=max(0, capacity.slots - held), running=running, kv_free=kv_free)
+def _beginning(due: View, first: Verdict, now: float) -> tuple[tuple[RequestId, ...], int | None]:
+    """Return which admitted calls of Concord's begin before streams do, and the KV that is free for streams then."""
+    kv_free = due.capacity.kv_free
+    if kv_free is None:
+        return first.admit, None
+    gone = set(first.preempt)
+    kv_free += sum([call.computed for call in (*due.running, *due.paused) if call.id in gone])
+    calls, begin = {call.id: call for call in due.waiting}, list[RequestId]()
+    for id_ in first.admit:
+        needed = calls[id_].to_prefill + _GROWTH
+        if needed <= kv_free or _cannot_wait(calls[id_], now):
+            kv_free -= needed
+            begin.append(id_)
+    return tuple(begin), kv_free
 
 
-def _joined(first: Verdict, second: Verdict) -> Verdict:
-    admit = first.admit + second.admit
+def _cannot_wait(call: RequestView, now: float) -> bool:
+    limits = (call.deadline, call.ttft, call.admit_by, None if call.compound is None else call.compound.due)
+    due = min([limit for limit in limits if limit is not None], default=inf)
+    return due < now + _SOON_S or call.arrived < now - _LONG_S
+
+
+def _joined(first: Verdict, second: Verdict, begin: tuple[RequestId, ...]) -> Verdict:
+    early = set(begin)
+    admit = begin + second.admit + tuple([id_ for id_ in first.admit if id_ not in early])
     rest = first.order[len(first.admit) :] + second.order[len(second.admit) :]
     wakes = [at for at in (first.wake_at, second.wake_at) if at is not None]
     return Verdict(

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import isfinite
 
 from ramify.serving.protocol.tags import SLOTags
 
@@ -41,6 +40,11 @@ class AgentHints:
 
     session: str | None = None
     ttl_s: float | None = None  # the context may be needed again for so long after the answer; 0: it is not
+    parent: str | None = None  # the session of the agent that started this one
+    final: bool = False  # sent only to say that the session is over (Dynamo)
+
+
+_NONE = AgentHints()
 
 
 def read_hints(body: Json, headers: Mapping[str, str]) -> AgentHints:
@@ -49,8 +53,10 @@ def read_hints(body: Json, headers: Mapping[str, str]) -> AgentHints:
     context = _object(nvext.get("agent_context"))
     said = (headers.get(SESSION_HEADER), theirs.get("session_id"), context.get("session_id"))
     session = next((str(one) for one in said if _is_name(one)), None)
-    over = headers.get(FINAL_HEADER, "").lower() == "true" or _evicts(theirs)
-    return AgentHints(session, 0.0 if over else _ttl(theirs))
+    parents = (headers.get(PARENT_HEADER), context.get("parent_session_id"))
+    parent = next((str(one) for one in parents if _is_name(one)), None)
+    final = headers.get(FINAL_HEADER, "").lower() == "true"
+    return AgentHints(session, 0.0 if final or _evicts(theirs) else _ttl(theirs), parent, final)
 
 
 def with_hints(tags: SLOTags, hints: AgentHints) -> SLOTags:
@@ -58,7 +64,7 @@ def with_hints(tags: SLOTags, hints: AgentHints) -> SLOTags:
     if hints.session is None or tags.compound_id is not None:
         return tags
     kind = tags.slo_class or _class_without_workflow(tags)
-    return replace(tags, slo_class=kind, compound_id=f"session {hints.session}", compound_ttl_s=hints.ttl_s)
+    return replace(tags, slo_class=kind, compound_id=_name(hints.session), compound_ttl_s=hints.ttl_s)
 
 
 def without_hints(body: Json, but: HintDialect | None) -> dict[str, object]:
@@ -93,12 +99,22 @@ def written(body: Json, dialect: HintDialect, tags: SLOTags, expected_tokens: fl
     return out
 
 
-def session_headers(dialect: HintDialect | None, tags: SLOTags) -> dict[str, str]:
-    """Return the headers that name the call's session to the engine."""
+def session_headers(dialect: HintDialect | None, tags: SLOTags, hints: AgentHints = _NONE) -> dict[str, str]:
+    """Return the headers that name the call's session to the engine. `hints`: what the client said itself."""
     if dialect is not HintDialect.DYNAMO or tags.compound_id is None:
         return {}
-    named = {SESSION_HEADER: _session(tags), PARENT_HEADER: _parent(tags)}
+    parent, final = _parent(tags), None
+    if hints.session is not None and tags.compound_id.endswith(_name(hints.session)):
+        owner = tags.compound_id.removesuffix(_name(hints.session))
+        parent = parent or (None if hints.parent is None else owner + _name(hints.parent))
+        final = "true" if hints.final else None
+    named = {SESSION_HEADER: _session(tags), PARENT_HEADER: parent, FINAL_HEADER: final}
     return {name: value for name, value in named.items() if value is not None and value.isascii()}
+
+
+def _name(session: str) -> str:
+    """The workflow that a session of others is here."""
+    return f"session {session}"
 
 
 def _session(tags: SLOTags) -> str:
@@ -111,6 +127,8 @@ def _parent(tags: SLOTags) -> str | None:
 
 
 def _class_without_workflow(tags: SLOTags) -> str:
+    if tags.slo_think_s is not None:
+        return "latency"
     if tags.slo_deadline_s is not None or tags.compound_deadline_at is not None:
         return "deadline"
     return "best_effort" if tags.slo_ttft_s is None and tags.slo_tbt_s is None else "latency"
@@ -118,9 +136,9 @@ def _class_without_workflow(tags: SLOTags) -> str:
 
 def _ttl(hint: Json) -> float | None:
     said = _object(hint.get("cache_control")).get("ttl")
-    if isinstance(said, bool) or not isinstance(said, int | float) or not isfinite(said) or said < 0:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not said >= 0:  # NaN, too
         return None
-    return min(float(said), _MOST_TTL_S)
+    return float(min(said, _MOST_TTL_S))  # a whole number may be too large for a float
 
 
 def _evicts(hint: Json) -> bool:

@@ -27,6 +27,7 @@ _THESIS_FIELDS = {
 }
 _OUR_PREFIXES = ("slo_", "compound_")  # an unknown name with such a prefix is a typing mistake
 
+LEAST_TBT_S = 1e-4  # of a reader: sums over its tokens stay numbers, whatever it waits
 _YEAR_S = 366 * 86_400.0
 _MAX_UNIX_S = 1e11  # the year 5138: catches milliseconds sent as seconds
 _MAX_COUNT = 1_000_000
@@ -75,10 +76,10 @@ class SLOTags:
             problem = None if value is None else problem_with(value)
             if problem:
                 raise BadTags(name, f"{problem}, got {_shown(value)}")
-        if self.slo_class == "stream" and self.slo_tbt_s == 0:
-            raise BadTags("slo_tbt_s", "a stream's reader takes time for a token: name it, or leave it out")
-        if self.slo_pace and self.slo_tbt_s == 0:
-            raise BadTags("slo_tbt_s", "0 is not a pace: name the reader's time for a token, or leave it out")
+        reads = self.slo_class == "stream" or self.slo_pace
+        if reads and self.slo_tbt_s is not None and self.slo_tbt_s < LEAST_TBT_S:
+            said = f"a reader takes at least {LEAST_TBT_S:g} s for a token: name its time, or leave it out"
+            raise BadTags("slo_tbt_s", f"{said}, got {_shown(self.slo_tbt_s)}")
         for part, whole in (("compound_stage", "compound_stages"), ("fork_need", "fork_size")):
             a, b = getattr(self, part), getattr(self, whole)
             if a is not None and b is not None and a > b:

@@ -141,12 +141,19 @@ class RequestViews:
         return None if seen is None or seen.view.compound is None else seen.view.compound.chain
 
     def due_of(self, request_id: str) -> float | None:
-        """Return the earliest time by which the request must have begun or ended; None without such a limit."""
+        """Return the earliest time by which the request must have begun or ended, or its reader wants text; None
+        without one.
+        """
         seen = self._seen.get(request_id)
         if seen is None:
             return None
         view = seen.view
-        limits = (view.deadline, None if view.generated else view.ttft, None if view.generated else view.admit_by)
+        limits = (
+            view.deadline,
+            None if view.generated else view.ttft,
+            None if view.generated else view.admit_by,
+            None if seen.reading is None else seen.reading.dry_at,
+        )
         return min([limit for limit in limits if limit is not None], default=None)
 
     def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:

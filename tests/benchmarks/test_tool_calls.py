@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent
+from benchmarks.replay.inputs.agent_programs import least_prefill, programs, sessions
+from benchmarks.replay.inputs.stream_loads import beside
 from benchmarks.replay.simulation.cpu_tier import Swaps
-from benchmarks.tool_calls import WRONG, hint_of, least_prefill, programs, sessions
+from benchmarks.tool_calls import WRONG, hint_of
 from ramify.serving.policy.kv_retention import IdleContext, Room
-from ramify.serving.policy.types import StepModel
+from ramify.serving.policy.types import SloClass, StepModel
 from ramify.serving.protocol.tags import SLOTags
 
 STEP = StepModel(base_ms=10, per_prefill_ms=0.02)
@@ -21,6 +23,15 @@ def test_programs_are_the_same_for_a_seed_and_share_no_block() -> None:
     blocks = [{b for call in one.calls for b in call.blocks} for one in made]
     assert sum(map(len, blocks)) == len(set().union(*blocks))
     assert all(len(one.stages) >= 4 and one.stages[0].tool_s == 0 for one in made)
+
+
+def test_readers_beside_agents_come_by_arrival() -> None:
+    agents = programs(sessions(None, 3), 1.1, 60.0, 3)
+    both = beside(agents, 2.0, 60.0, seed=1)
+    assert [one.id for one in both] == list(range(len(both)))
+    assert [one.at for one in both] == sorted(one.at for one in both)
+    assert [one.stages for one in both if one.kind is SloClass.COMPOUND] == [one.stages for one in agents]
+    assert sum(one.kind is SloClass.STREAM for one in both) == len(both) - len(agents) > 60
 
 
 def test_the_least_prefill_counts_each_block_of_a_program_once() -> None:

@@ -88,6 +88,17 @@ def read(path: Path) -> Trace:
     return Trace(path.name, tuple(Arrival(row.at - begin, row.call) for row in rows))
 
 
+def has_pairs(path: Path) -> bool:
+    """Does the file hold pairs of texts? Its first line tells. Raises BadTrace if it cannot be read."""
+    if path.is_dir():
+        return False
+    _, first = next(_lines(text(path)), (0, ""))
+    try:
+        return "response" in json.loads(first)
+    except MISSHAPEN:
+        return False
+
+
 def response_pairs(path: Path) -> Iterator[Mapping[str, str]]:
     """Yield a file's pairs, `{"prompt", "response", "dataset"}` in a line. Raises BadTrace, with the line."""
     for number, line in _lines(text(path)):

@@ -335,6 +335,7 @@ def call_outcome(flight: CallInFlight, times: list[float], ended: float | None, 
     elif ended is not None and ended <= program.due:
         in_time = len(times)
     gaps = [b - a for a, b in pairwise(times)]
+    stream = ended is not None and program.kind is SloClass.STREAM
     return CallOutcome(
         flight.stage,
         flight.arrived,
@@ -346,7 +347,8 @@ def call_outcome(flight: CallInFlight, times: list[float], ended: float | None, 
         len(times),
         in_time,
         max(gaps, default=0.0),
-        _qoe(program, times) if ended is not None and program.kind is SloClass.STREAM else None,
+        _qoe(program, times) if stream else None,
+        silence(program, times) if stream else None,
     )
 
 
@@ -356,6 +358,18 @@ def _qoe(program: Program, times: Sequence[float]) -> float:
     for at in times:
         reading = reading.delivered(at)
     return reading.qoe()
+
+
+def silence(program: Program, times: Sequence[float]) -> float:
+    """Return the share of a stream's time, from its arrival until all is read, in which there was nothing to read
+    (Andes, figure 2.12). Its reader begins with the first token.
+    """
+    assert program.tbt_s is not None
+    reading = Reading(program.at, program.tbt_s)
+    for at in times:
+        reading = reading.delivered(at)
+    whole = reading.dry_at - program.at
+    return 1 - len(times) * program.tbt_s / whole if whole > 0 else 0.0
 
 
 def _met(program: Program, course: ProgramRun, calls: Sequence[CallOutcome]) -> bool:

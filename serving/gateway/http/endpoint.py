@@ -68,6 +68,7 @@ from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.pacing import PacedDelivery, tokens_to_read
 from ramify.serving.policy.types import Refusal
 from ramify.serving.protocol import wire
+from ramify.serving.protocol.agent_hints import AgentHints, read_hints
 from ramify.serving.protocol.wire import refusal_from_line
 
 _LIVES = 3  # a call that was in so many engines when they died is not tried again
@@ -84,6 +85,7 @@ class _Work:
     dialect: Dialect
     out: ClientResponse
     trace: Mapping[str, str]  # headers that name the request, for the engine
+    hints: AgentHints
     delivery: PacedDelivery | None = None  # if its events go out at the reader's pace
     held: list[tuple[bytes, float]] = field(default_factory=list)  # events not sent yet, and their tokens to read
     head: dict[str, object] = field(default_factory=dict)  # the fields that every chunk of the answer begins with
@@ -129,7 +131,7 @@ class Endpoint:
         call = gateway.open(dialect, body, tags, client)
         trace = traced(request)
         out = ClientResponse(scope, receive, send, trace, self._api.errors)
-        work = _Work(call, asked, body, dialect, out, trace)
+        work = _Work(call, asked, body, dialect, out, trace, read_hints(asked, request.headers))
         answer = call.task = asyncio.create_task(self._delivered(work) if stream else self._answer(work, stream))
         gone = asyncio.create_task(client_left(receive))
         beside = [gone]
@@ -280,7 +282,7 @@ class Endpoint:
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
-        headers = gateway.headers(call, work.trace, replica)
+        headers = gateway.headers(call, work.trace, replica, work.hints)
         answer = await _of(replica).post(work.dialect.path, _encoded(body), headers)
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
@@ -295,7 +297,8 @@ class Endpoint:
     async def _stream(self, work: _Work, replica: Replica) -> None:
         call, gateway, upstream = work.call, self._gateway, _of(replica)
         body = gateway.forwarded(call, work.body, replica)
-        headers, again, work.name = gateway.headers(call, work.trace, replica), call.chunks, None
+        headers, again = gateway.headers(call, work.trace, replica, work.hints), call.chunks
+        work.name = None
         if again:
             body = continued(work.dialect, body, "".join(work.text), again)
         else:
@@ -334,7 +337,8 @@ class Endpoint:
                 work.head = {k: chunk[k] for k in ("id", "object", "created", "model") if k in chunk}
             work.name = work.name or answer_id(chunk)
             if piece.answers or piece.thinks:
-                call.token(now, thought=not piece.answers)
+                read = max(1, round(tokens_to_read(piece.text)))
+                call.token(now, thought=not piece.answers, read=read)
                 call.resumable = call.resumable and not piece.thinks
                 if call.resumable:
                     work.text.append(piece.text)

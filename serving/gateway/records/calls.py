@@ -150,9 +150,12 @@ class Call:
         if self.task is not None and not leaving:
             self.task.cancel()
 
-    def token(self, now: float, *, thought: bool = False) -> None:
-        """Count a piece of the answer that goes out. With `slo_tbt_s`, the n-th is due n steps after the first."""
-        self.track.token(now, thought=thought)
+    def token(self, now: float, *, thought: bool = False, read: int = 1) -> None:
+        """Count a piece of the answer that goes out. With `slo_tbt_s`, the n-th is due n steps after the first.
+
+        read: tokens to read in it. An engine may put several into one event.
+        """
+        self.track.token(now, thought=thought, read=read)
         if self.first_token is None:
             self.first_token, self._view = now, None
         if thought:

@@ -96,9 +96,10 @@ class RequestTrack:
         if phase is Phase.ENDED:
             self.ended_at = now
 
-    def token(self, now: float, count: int = 1, *, thought: bool = False) -> None:
+    def token(self, now: float, count: int = 1, *, thought: bool = False, read: int | None = None) -> None:
         """Count `count` tokens that came now. The first one after a start or a preemption begins decoding.
-        Nobody reads a thought."""
+        Nobody reads a thought. `read`: so many tokens to read, if that is another number.
+        """
         if self.phase in (Phase.PREFILL, Phase.PREEMPTED):
             self.move(Phase.DECODE, now)
         elif self.phase is not Phase.DECODE and self.phase is not Phase.PAUSED:  # a token may be in flight at a pause
@@ -110,7 +111,12 @@ class RequestTrack:
             self.on_time += due is None or now <= due
         self.tokens += count
         if self.reading is not None and not thought:
-            self.reading = self.reading.delivered(now, count)
+            self.reading = self.reading.delivered(now, count if read is None else read)
+
+    def whole(self, now: float, tokens: int) -> None:
+        """An answer of so many tokens came in one piece, when it was complete."""
+        if self.reading is not None:
+            self.reading = self.reading.delivered(now, tokens)
 
     def qoe(self, now: float) -> float | None:
         """The quality of experience of a stream, 0 to 1: of its whole answer, or until `now`; None for others."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from ramify.serving.policy.andes.packing import (
     Columns,
+    Floats,
     Loss,
     Objective,
     Packed,
@@ -153,11 +154,15 @@ class Decision:
             every_s = step.step_ms(batch, batch * mean) / 1000
             served = columns.served(now, until, self._start_s + every_s, every_s).qoe_at(until)
             gain = gains(options.objective, served, waits, current)
-            return pack(gain, columns.context, self.memory, batch, ties)
+            return self.pack(gain, batch, ties)
 
         tightest = float(columns.tbt_s.min())
         sizes = batch_sizes(columns.context, self.memory, slots, step, tightest, options.batch_sizes)
         return best_packing(sizes, packed)
+
+    def pack(self, gain: Floats, batch: int, order_by: Floats) -> Packed:
+        """Choose at most `batch` requests that fit. A baseline chooses in another way."""
+        return pack(gain, self.columns.context, self.memory, batch, order_by)
 
     def _refined(self, packed: Packed) -> tuple[list[RequestId], list[RequestId], list[RequestId], list[RequestId]]:
         """Return whom to admit, resume, pause and preempt."""

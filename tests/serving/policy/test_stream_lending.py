@@ -53,3 +53,22 @@ def test_where_streams_cannot_be_paused_they_lend_nothing() -> None:
         seen = View(engine(2, 2, kv_free=9000, **able), [view(1, deadline=NOW + 60)], [ahead(2), ahead(3)])
         verdict = make_policy("concord").decide(seen, NOW)
         assert (verdict.pause, verdict.preempt) == ((), ())
+
+
+def test_a_program_that_finds_no_memory_waits_behind_the_readers_unless_it_is_due_soon_or_has_waited_long() -> None:
+    reader, serves = stream(2, []), engine(8, 0, kv_free=1000)
+    far = view(1, prompt_tokens=50_000, deadline=NOW + 600, arrived=NOW - 1)
+    small = replace(far, prompt_tokens=100)
+    soon, old = replace(far, deadline=NOW + 25), replace(far, arrived=NOW - 61)
+    firsts = [
+        make_policy("concord").decide(View(serves, [one, reader]), NOW).admit for one in (far, small, soon, old)
+    ]
+    assert firsts == [(2, 1), (1, 2), (1,), (1,)]
+
+
+def test_readers_keep_their_memory_from_a_program_that_can_wait() -> None:
+    far = view(1, deadline=NOW + 600)
+    runs = [ahead(2), behind(3)]
+    for one, stopped in ((far, ()), (replace(far, deadline=NOW + 25), (2,))):
+        verdict = make_policy("concord").decide(View(engine(8, 2, kv_free=10), [one], runs), NOW)
+        assert (verdict.admit, verdict.preempt[:1]) == ((1,), stopped)

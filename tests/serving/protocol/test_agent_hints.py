@@ -20,7 +20,7 @@ from ramify.serving.protocol.agent_hints import (
 from ramify.serving.protocol.tags import SLOTags
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.floats() | st.integers() | st.just(10**400) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
@@ -31,7 +31,10 @@ JSON = st.recursive(
     [
         ({}, {}, AgentHints()),
         ({}, {"x-dynamo-session-id": "s"}, AgentHints("s")),
-        ({}, {"x-dynamo-session-id": "s", "x-dynamo-session-final": "true"}, AgentHints("s", 0.0)),
+        ({}, {"x-dynamo-session-id": "s", "x-dynamo-session-final": "true"}, AgentHints("s", 0.0, final=True)),
+        ({}, {"x-dynamo-session-id": "s", "x-dynamo-parent-session-id": "p"}, AgentHints("s", parent="p")),
+        ({"nvext": {"agent_context": {"parent_session_id": "p"}}}, {}, AgentHints(parent="p")),
+        ({"agent_hint": {"session_id": "s", "cache_control": {"ttl": 10**400}}}, {}, AgentHints("s", 3600.0)),
         ({"nvext": {"agent_context": {"session_id": "s"}, "agent_hints": {"priority": 9}}}, {}, AgentHints("s")),
         ({"agent_hint": {"session_id": "s", "cache_control": {"ttl": 300}}}, {}, AgentHints("s", 300.0)),
         (
@@ -66,6 +69,7 @@ def test_a_session_is_a_workflow_whose_calls_keep_their_class() -> None:
     )
     assert with_hints(SLOTags(slo_deadline_s=3.0), hints).slo_class == "deadline"
     assert with_hints(SLOTags(slo_tbt_s=3.0), hints).slo_class == "latency"
+    assert with_hints(SLOTags(slo_think_s=3.0), hints).slo_class == "latency"
     assert with_hints(SLOTags(compound_id="run"), hints) == SLOTags(compound_id="run"), "our tags come first"
 
 

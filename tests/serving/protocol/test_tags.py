@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.serving.errors import BadTags
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
-from ramify.serving.protocol.tags import CLASSES, HEADER, SLOTags, without_tags
+from ramify.serving.protocol.tags import CLASSES, HEADER, LEAST_TBT_S, SLOTags, without_tags
 
 seconds = st.none() | st.floats(0, 1e6)
 counts = st.none() | st.integers(0, 100)
@@ -21,7 +21,7 @@ texts = st.none() | st.text("abcé-/ ", min_size=1, max_size=20)
 
 def tags_of(**given: Any) -> SLOTags:
     """A stream's reader takes time for a token."""
-    if given["slo_class"] == "stream" and given["slo_tbt_s"] == 0:
+    if given["slo_class"] == "stream" and given["slo_tbt_s"] is not None and given["slo_tbt_s"] < LEAST_TBT_S:
         given["slo_tbt_s"] = None
     return SLOTags(**given)
 

@@ -283,3 +283,11 @@ def test_without_calibration_the_model_stays() -> None:
     for _ in range(50):
         engine.step(4, 0)
     assert pace.model == StepModel()
+
+
+def test_a_stream_that_waits_for_memory_is_due_when_its_reader_wants_text() -> None:
+    seen = views()
+    seen.add(fake(slo_class="stream", slo_ttft_s=1.0, slo_tbt_s=0.5))
+    assert seen.due_of("r") == 101.0
+    seen.delivered({"r": 0}, [[7, 7]], 101.0)
+    assert seen.due_of("r") == 102.0

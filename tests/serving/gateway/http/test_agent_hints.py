@@ -17,13 +17,15 @@ HINTS = {"nvext": {"agent_hints": {"priority": 5, "osl": 9}}, "agent_hint": {"se
 HEADERS = {"x-dynamo-session-id": "mine"}
 
 
-async def sent(traits: EngineTraits, stream: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+async def sent(
+    traits: EngineTraits, stream: bool = False, said: dict[str, str] = HEADERS
+) -> tuple[dict[str, Any], dict[str, str]]:
     """What an engine gets of a call with hints."""
     model = ScriptedModel(lambda _: "ok")
     app = create_gateway([Replica(0, 2, Upstream("http://engine", transport=model), traits)])
     async with client_of(app) as client:
         body = {"model": "m", "messages": MESSAGES, "stream": stream, **HINTS}
-        response = await client.post("/chat/completions", json=body, headers=HEADERS)
+        response = await client.post("/chat/completions", json=body, headers=said)
         assert response.status_code == 200
     (call,) = model.calls
     return dict(call.body), {k: v for k, v in call.headers.items() if k.startswith("x-dynamo")}
@@ -39,6 +41,13 @@ async def test_dynamo_gets_its_hints_and_the_session() -> None:
     body, headers = await sent(EngineTraits(hints=HintDialect.DYNAMO))
     assert body["nvext"] == HINTS["nvext"] and "agent_hint" not in body
     assert headers == {"x-dynamo-session-id": "session mine"}
+
+
+async def test_dynamo_gets_what_a_client_says_of_its_session() -> None:
+    said = {**HEADERS, "x-dynamo-parent-session-id": "other", "x-dynamo-session-final": "true"}
+    _, headers = await sent(EngineTraits(hints=HintDialect.DYNAMO), said=said)
+    mine = {"x-dynamo-session-id": "session mine", "x-dynamo-parent-session-id": "session other"}
+    assert headers == {**mine, "x-dynamo-session-final": "true"}
 
 
 async def test_our_scheduler_gets_a_session_as_a_workflow() -> None:

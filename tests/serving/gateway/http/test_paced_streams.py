@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.serving.gateway.dialects import CHAT
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import EngineSpec, GatewaySettings
 from ramify.serving.pacing import PacedDelivery, Pacer
+from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 from tests.samples import sample
 from tests.serving.gateway.virtual_time import Engine, Served, run
@@ -147,6 +149,26 @@ def test_cancelling_a_workflow_ends_a_stream_with_all_that_there_is_of_it():
         assert len(reader.tokens()) == made > 2
         assert '"code":"aborted"' in reader.said
         assert "[DONE]" not in reader.said
+
+    paced(work)
+
+
+def test_a_stream_that_begins_while_the_gateway_stops_is_not_held():
+    async def work(served: Served) -> None:
+        call = served.gateway.open(CHAT, {}, SLOTags(slo_pace=1, slo_tbt_s=0.5), "")
+        served.gateway.stopping = True
+        sent = list[bytes]()
+
+        async def send(data: bytes) -> None:
+            sent.append(data)
+
+        async with served.gateway.delivery(call, {}, CHAT, send) as delivery:
+            assert delivery is not None
+            for event in (b"a", b"b", b"c"):
+                await delivery.put(event, 1.0)
+            began = asyncio.get_running_loop().time()
+            await delivery.drained()
+        assert (b"".join(sent), asyncio.get_running_loop().time()) == (b"abc", began)
 
     paced(work)
 

@@ -210,5 +210,23 @@ def test_a_reader_whose_speed_nobody_knows_gets_the_tables_mean() -> None:
     reading = book.open("/", SLOTags(slo_class="stream"), prompt_tokens=10_000).view().reading
     assert reading is not None
     assert (reading.first_due, reading.tbt_s) == (clock.now + 2.0, READING_TBT_S)
-    with pytest.raises(BadTags, match="slo_tbt_s"):
-        SLOTags(slo_class="stream", slo_tbt_s=0.0)
+    for too_fast in (0.0, 5e-324):  # to such a reader any wait is endless, and no sum over it is a number
+        with pytest.raises(BadTags, match="slo_tbt_s"):
+            SLOTags(slo_class="stream", slo_tbt_s=too_fast)
+        with pytest.raises(BadTags, match="slo_tbt_s"):
+            SLOTags(slo_pace=1, slo_tbt_s=too_fast)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_reader_reads_each_token_of_an_event_and_of_an_answer_that_comes_whole(whole: bool) -> None:
+    book, clock = records()
+    begin = clock.now
+    call = book.open("/", SLOTags(slo_class="stream", slo_ttft_s=1.0, slo_tbt_s=0.5))
+    call.enter(begin, 0)
+    clock.now = begin + 5
+    if whole:
+        call.track.whole(clock.now, 4)
+    else:
+        call.token(clock.now, read=4)
+    book.close(call, Outcome.DONE)
+    assert call.ledger(clock.now).qoe == pytest.approx(1 - 16 / 19)

@@ -1,0 +1,134 @@
+"""Streams and how they arrive: the loads of `benchmarks/streams.py`.
+
+Arrivals come in cyclic bursts, as in the paper of Andes (§6.3, A.7): a share of each cycle has so many times the mean
+rate. Or they come as in the trace itself, stretched to the rate. Lengths are those of a trace, or of pairs of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from benchmarks.replay.errors import BadTrace
+from benchmarks.replay.inputs import synthetic_traces, traces
+from benchmarks.replay.inputs.traces import Arrival
+from benchmarks.replay.types import Call, Program, ProgramId, Setting, Stage
+from ramify.serving.pacing import TOKEN_CHARACTERS
+from ramify.serving.policy.types import SloClass
+from ramify.serving.qoe import SPEAKING_TBT_S, speeds, usual_ttft_s
+
+INTENSITY, BURST, CYCLE_S = 2.0, 0.35, 120.0
+LONGEST = 8192  # tokens of a context
+HARD = 1.3  # streams a second; of these, readers wait under FCFS as long as in the paper
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Streams, and the engine before them."""
+
+    name: str = "as in the paper"
+    rate: float = HARD
+    intensity: float = INTENSITY  # arrivals in a burst, times the mean
+    burst: float = BURST  # share of the time
+    own: bool = False  # the trace's own arrivals instead
+    listens: bool = False  # to speech, instead of reading
+    prompts: int = 1  # so many times as long
+    memory: int = 1  # so many times as large
+
+    def setting(self, of: Setting) -> Setting:
+        return replace(of, kv_tokens=of.kv_tokens * self.memory)
+
+
+SWEEPS = {
+    "intensity": tuple(Load(f"bursts of {times:g} x the mean", intensity=times) for times in (1.0, 1.5, 2.0, 2.5)),
+    "duration": tuple(Load(f"bursts in {burst:.0%} of the time", burst=burst) for burst in (0.2, 0.35, 0.5)),
+    "poisson": tuple(Load("no bursts", rate=rate, intensity=1.0) for rate in (1.1, 1.3, 1.6, 2.0)),
+    "arrivals": (Load("the trace's own arrivals", own=True),),
+    "audio": (Load("listeners", listens=True),),
+    # Four times the memory holds as many of them, but to compute a prompt takes four times as long.
+    "inputs": tuple(Load("prompts of 4 x the length", rate=rate, prompts=4, memory=4) for rate in (0.5, 0.7)),
+    "memory": (Load("4 x the memory", memory=4),),
+    # Of `andes` alone: without its refiner, with other horizons, and with the exact knapsack.
+    "variants": tuple(Load(f"bursts in {burst:.0%} of the time", burst=burst) for burst in (0.35, 0.5)),
+}
+
+
+def arrivals_of(trace: Path | None, folder: Path, times: int = 1) -> list[Arrival]:
+    """Return what arrives: calls that fit, with the times of their trace. `folder`: for a generated trace.
+
+    Raises BadTrace.
+    """
+    if trace is None:
+        trace = synthetic_traces.write(folder / "made.jsonl", 2000)
+    arrivals = _of_pairs(trace) if traces.has_pairs(trace) else synthetic_traces.read_workload(trace).arrivals
+    fit = [one for one in arrivals if one.call.prompt + one.call.output < LONGEST and one.call.output > 1]
+    if len(fit) < 2:
+        raise BadTrace(
+            trace,
+            f"{len(fit)} of its calls fit into {LONGEST} tokens with an answer of two or more: take another",
+        )
+    return [Arrival(one.at, Call(one.call.prompt * times, one.call.output)) for one in fit]
+
+
+def _of_pairs(path: Path) -> Sequence[Arrival]:
+    """One arrival a second: pairs of texts have lengths, and no times."""
+    pairs = traces.response_pairs(path)
+    return [
+        Arrival(float(at), Call(_tokens(pair["prompt"]), _tokens(pair["response"]))) for at, pair in enumerate(pairs)
+    ]
+
+
+def _tokens(text: str) -> int:
+    return max(1, round(len(text) / TOKEN_CHARACTERS))
+
+
+def programs(arrivals: Sequence[Arrival], load: Load, seconds: float, seed: int) -> list[Program]:
+    """Return streams, `load.rate` a second in the mean. Deterministic."""
+    chance = Random(f"{seed}/{load.rate}")
+    shares, tbts = zip(*speeds(), strict=True)
+    begin = chance.randrange(len(arrivals))
+    times = _own_times(arrivals, begin, load, seconds) if load.own else _cyclic_times(load, seconds, chance)
+    made = list[Program]()
+    for at in times:
+        call = arrivals[(begin + len(made)) % len(arrivals)].call
+        tbt_s = SPEAKING_TBT_S if load.listens else chance.choices(tbts, shares)[0]
+        stages = (Stage((call,)),)
+        ttft_s = usual_ttft_s(call.prompt)
+        made.append(Program(ProgramId(len(made)), at, SloClass.STREAM, stages, ttft_s=ttft_s, tbt_s=tbt_s))
+    return made
+
+
+def beside(agents: Sequence[Program], rate: float, seconds: float, seed: int) -> list[Program]:
+    """Return these programs and, without bursts, so many streams of made-up lengths a second, by arrival."""
+    with TemporaryDirectory() as folder:
+        arrivals = arrivals_of(None, Path(folder))
+    both = sorted(
+        [*agents, *programs(arrivals, Load(rate=rate, intensity=1.0), seconds, seed)], key=lambda one: one.at
+    )
+    return [replace(one, id=ProgramId(number)) for number, one in enumerate(both)]
+
+
+def _cyclic_times(load: Load, seconds: float, chance: Random) -> Iterator[float]:
+    at, quiet = 0.0, (1 - load.intensity * load.burst) / (1 - load.burst)
+    while True:
+        at += chance.expovariate(load.rate * load.intensity)  # thinned outside of bursts
+        if at >= seconds:
+            return
+        if at % CYCLE_S >= load.burst * CYCLE_S and chance.random() > quiet / load.intensity:
+            continue
+        yield at
+
+
+def _own_times(arrivals: Sequence[Arrival], begin: int, load: Load, seconds: float) -> Iterator[float]:
+    """The times of the arrivals from `begin` on, stretched to the rate. The trace follows itself."""
+    whole = arrivals[-1].at - arrivals[0].at
+    round_s = (whole + whole / (len(arrivals) - 1)) or 1.0
+    count = max(1, round(load.rate * seconds))
+    taken = [
+        arrivals[(begin + i) % len(arrivals)].at + round_s * ((begin + i) // len(arrivals)) for i in range(count + 1)
+    ]
+    span = (taken[-1] - taken[0]) or 1.0
+    yield from ((at - taken[0]) * seconds / span for at in taken[:-1])
