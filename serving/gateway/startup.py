@@ -21,6 +21,7 @@ from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.elastic_replicas import ElasticReplicas
 from ramify.serving.gateway.engine_messages import EngineMessages
+from ramify.serving.gateway.engines.release_route import ReleaseRoute
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, following
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -117,8 +118,8 @@ async def start_server(
         pace=settings.pace,
     )
     gateway: Gateway = app.state.gateway
-    gateway.engines = EngineMessages(sockets)
-    stack.callback(gateway.engines.close)
+    gateway.engines = EngineMessages(sockets, _routes(replicas, sockets))
+    stack.push_async_callback(gateway.engines.aclose)
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:
         await _start_analyzer(stack, settings, listener.getsockname()[1], gateway)
@@ -157,6 +158,12 @@ async def start_server(
     if not up.is_set():
         await running  # raises the reason
     return gateway
+
+
+def _routes(replicas: Sequence[Replica], sockets: Mapping[int, Path]) -> list[ReleaseRoute]:
+    """The routes of the engines at URLs that get the tags of calls: only they know workflows."""
+    urls = [one for one in replicas if one.traits.reads_tags and one.index not in sockets]
+    return [ReleaseRoute(one.upstream) for one in urls if one.upstream is not None]
 
 
 async def _start_analyzer(stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway) -> None:

@@ -17,6 +17,7 @@ from ramify.serving.types import ChatRequest, ChatResult, Ledger, Message, Token
 
 DONE = "[DONE]"
 GATEWAY_HEADER = "x-ramify-gateway"  # on a list of models: this server is a Ramify gateway and takes prefix hints
+RELEASES_HEADER = "x-ramify-releases"  # on a list of models: this engine takes releases
 PREFIX_PATH = "/ramify/prefix"  # after /v1
 RELEASE_PATH = "/ramify/release"  # after /v1
 HISTORY_PATH = "/ramify/history"  # after /v1

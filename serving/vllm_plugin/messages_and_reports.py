@@ -9,7 +9,7 @@ step. It counts what it cannot read, and ignores it.
 `TotalsReport` counts preemptions, pauses and refusals since the engine's start, and what they cost. The gateway
 reads its file for metrics. The file is replaced as a whole, at most once a second, and only if something has
 changed, so it costs a step next to nothing. `DecisionLog` writes one JSON line for each arrival, each verdict that
-moved something, each refusal and each end.
+moved something, each refusal, each release and each end.
 """
 
 from __future__ import annotations
@@ -215,6 +215,11 @@ class DecisionLog:
         self.refusals += 1
         if self._file is not None:
             self._write({"at": now, "refuse": request_id, "reason": reason})
+
+    def released(self, now: float, compound_id: str, branches: Sequence[str] | None, kv_free: int) -> None:
+        """Log that the gateway has released these branches of a workflow; of None, the whole workflow."""
+        if self._file is not None:
+            self._write({"at": now, "release": compound_id, "branches": branches, "kv_free": kv_free})
 
     def ended(self, now: float, request_id: str, status: str, generated: int, kv_free: int) -> None:
         """Log that a request has ended. `kv_free` tokens of KV are free from now on."""

@@ -118,6 +118,8 @@ class ConcordScheduler(AsyncScheduler):
                 self._changed = self._views.refine(message.request_id, message.sketch) or self._changed
             elif self._contexts is not None:
                 self._contexts.release(self, message.compound_id, message.branches)
+                free = self._adapter.free_tokens(self)
+                self.decision_log.released(now, message.compound_id, message.branches, free)
         self._forget_paused_that_were_preempted()
         if self._unreadable:
             self._refuse([Refusal(seen.view.id, f"tags: {seen.problem}") for seen in self._unreadable], now)

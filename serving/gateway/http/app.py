@@ -207,7 +207,7 @@ class _Control:
             raise bad_request("compound_id", "compound_id: name the workflow, as a string")
         if branches is not None and not (isinstance(branches, list) and all(isinstance(b, str) for b in branches)):
             raise bad_request("branches", "branches: must be a list of strings; leave it out for the whole workflow")
-        return JsonResponse({"engines": self._gateway.engines.release(owned_name(run, client), branches)})
+        return JsonResponse({"engines": await self._gateway.engines.release(owned_name(run, client), branches)})
 
     async def prefix(self, request: Request) -> Response:
         """Let an idle engine prefill the beginning of future calls: `{"model": …, "messages": […], "tools": […]}`.

@@ -27,7 +27,7 @@ async def test_engines_hear_of_released_branches_and_then_of_the_end(home: Path,
         assert await runtime.run(release_app.talks, 2) == ["said", "said"]
         run = str(runtime.last_run_id)
     heard = list(engine.take())
-    app.state.gateway.engines.close()
+    await app.state.gateway.engines.aclose()
     engine.close()
     sent = [call.body["vllm_xargs"]["compound_branch"] for call in model.calls]  # type: ignore[index, call-overload]
     assert sent[0] == "root" and len(set(sent)) == 3

@@ -1,0 +1,41 @@
+"""`EngineDatagrams`: messages to the scheduler inside a vLLM engine, beside its calls.
+
+Each is one JSON object in a datagram to the engine's Unix socket. `ramify.serving.vllm_plugin.messages_and_reports`
+says what they mean, and reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_MOST_BRANCHES = 100  # in one datagram
+
+
+class EngineDatagrams:
+    """Sends, and never waits. Close it."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def send(self, path: Path | str, message: Mapping[str, object]) -> bool:
+        """Send to the engine at that socket. False if it is gone or too busy: it goes on with what it knows."""
+        try:
+            self._socket.sendto(json.dumps(message).encode(), str(path))
+        except OSError:
+            return False
+        return True
+
+    def release(self, path: Path | str, compound_id: str, branches: Sequence[str] | None) -> bool:
+        """Say that no call will continue these branches of a workflow; of None, the whole workflow."""
+        if branches is None:
+            return self.send(path, {"compound_id": compound_id})
+        parts = [branches[at : at + _MOST_BRANCHES] for at in range(0, len(branches), _MOST_BRANCHES)]
+        said = [self.send(path, {"compound_id": compound_id, "branches": list(part)}) for part in parts]
+        return bool(said) and all(said)
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,22 @@
+"""Messages to an engine's socket: whole, in parts that fit, and without an engine there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ramify.serving.protocol.engine_datagrams import EngineDatagrams
+from ramify.serving.vllm_plugin.messages_and_reports import GatewayMessages, Release
+
+
+def test_a_release_of_many_branches_comes_in_parts(tmp_path: Path) -> None:
+    path, names = tmp_path / "s", [str(i) for i in range(250)]
+    engine, out = GatewayMessages(str(path)), EngineDatagrams()
+    assert out.release(path, "run", names) and out.release(str(path), "run", None)
+    *parts, last = engine.take()
+    assert all(isinstance(one, Release) and len(one.branches or ()) <= 100 for one in parts)
+    assert [b for one in parts if isinstance(one, Release) for b in one.branches or ()] == names
+    assert last == Release("run", None)
+    engine.close()
+    assert not out.release(path, "run", None), "the engine is gone"
+    assert not out.release(path, "run", []), "nothing to say"
+    out.close()
