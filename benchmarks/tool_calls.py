@@ -46,7 +46,6 @@ from benchmarks.replay.inputs.agent_programs import (
     sessions,
 )
 from benchmarks.replay.inputs.client_tags import LengthHints
-from benchmarks.replay.simulation.cpu_tier import Swaps
 from benchmarks.replay.types import (
     Contender,
     Knowledge,
@@ -55,6 +54,7 @@ from benchmarks.replay.types import (
     Setting,
     Stock,
     Structure,
+    TierSettings,
 )
 from benchmarks.rows import Row, not_measured, options, row, run, show
 from benchmarks.serving_costs import live_policies
@@ -62,7 +62,7 @@ from benchmarks.serving_costs.live_policies import CPU, Client, tool_call_rows
 from benchmarks.serving_costs.policy_cost import vllm_python
 from ramify import paths
 from ramify.serving.engine import models
-from ramify.serving.policy.kv_retention import CostAware, IdleContext, Retention, Room
+from ramify.serving.policy.kv_retention import CostAware, Retention
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import SloClass
 from ramify.serving.protocol.tags import SLOTags, XargValue
@@ -70,8 +70,8 @@ from ramify.serving.protocol.tags import SLOTags, XargValue
 SETTING = Setting(step=STEP, slots=64, kv_tokens=800_000, block_size=64, warm=0.0, cool=0.0)
 LOAD = 1.1  # of what the engine serves if nothing is computed twice
 BESIDE = 0.8  # the same where readers are beside the agents
-SWAPS, OUR_SWAPS = "InferCept with a CPU tier", "concord with a CPU tier"
-COPY_MS = 0.0026  # milliseconds to copy a token's KV (128 KiB) over PCIe 5 at 50 GB/s
+TIER = TierSettings(tokens=1_600_000, copy_ms=0.0026)  # 200 GB of host memory; 128 KiB a token at 50 GB/s (PCIe 5)
+TIERED, OURS_TIERED = "InferCept with a CPU tier", "concord with a CPU tier"
 _BLIND = Knowledge(lengths=Lengths.NONE, structure=Structure.HIDDEN)
 
 
@@ -80,25 +80,6 @@ class InvertedTimes(CostAware):
 
     def returned(self, program: str, after_s: float) -> None:
         super().returned(program, 600.0 / max(1.0, after_s))
-
-
-class Swapped(CostAware):
-    """Ours with a CPU tier, as InferCept has one: a context that is given up is copied back, not computed."""
-
-    def __init__(self, copy_ms: float) -> None:
-        super().__init__()
-        self.swaps = Swaps(copy_ms)
-
-    def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
-        return self._out(idle, super().hopeless(idle, now))
-
-    def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
-        cheap = replace(room, step=replace(room.step, per_prefill_ms=self.swaps.copy_ms))
-        return self._out(idle, super().release(idle, cheap, now))
-
-    def _out(self, idle: Sequence[IdleContext], given: Sequence[str]) -> Sequence[str]:
-        self.swaps.held.update({one.program: one.tokens for one in idle if one.program in given and one.tokens})
-        return given
 
 
 def hint_of(program: Program, stage: int, place: int) -> dict[str, XargValue]:
@@ -158,8 +139,10 @@ def contenders() -> dict[str, Contender]:
         of("Continuum", by_program, retention=Continuum),
         of("InferCept", by_program, retention=InferCept),
         of("ThunderAgent", by_program, gate=ThunderAgent),
-        of(SWAPS, by_program, retention=lambda: InferCept(COPY_MS)),
-        ours(OUR_SWAPS, lambda: Swapped(COPY_MS)),
+        of("vLLM with a CPU tier", Stock(), tier=TIER),
+        of(TIERED, by_program, retention=InferCept, tier=TIER),
+        ours("concord with a CPU tier, nothing brought back", tier=TIER, bring_back=False),
+        ours(OURS_TIERED, tier=TIER),
         ours("concord, LRU", None),
         ours("concord"),
         ours("concord, hints of others", retold=hint_of),
@@ -187,23 +170,18 @@ def measure(name: str, seconds: float, seed: int, trace: Path | None, readers: f
     if readers:
         made = stream_loads.beside(made, readers, seconds, seed)
     told = LengthHints([call.output for one in made for call in one.calls], seed)
-    used, contender = list[Retention](), contenders()[name]
-    if (make := contender.retention) is not None:
-        used.append(make())
-        contender = replace(contender, retention=lambda: used[0])
     with tempfile.TemporaryDirectory() as folder:
-        done = replay(made, contender, replace(SETTING, seconds=seconds), told, Path(folder))
+        done = replay(made, contenders()[name], replace(SETTING, seconds=seconds), told, Path(folder))
     open_ = [one for one in done.outcomes if one.ended is None]
     if open_:
         raise RuntimeError(f"{name}: {len(open_)} of {len(made)} programs did not end")
     streams = [call for one in done.outcomes for call in one.calls if one.program.kind is SloClass.STREAM]
     took = [(one.ended or 0.0) - one.program.at for one in done.outcomes if one.program.kind is not SloClass.STREAM]
     least = least_prefill(made)
-    copied = sum([swaps.copied for one in used if (swaps := getattr(one, "swaps", None)) is not None])
     return Measured(
         fmean(took),
         quantiles(took, n=10)[-1],
-        done.prefilled - copied - least,
+        done.prefilled - least,
         least,
         fmean([call.qoe or 0.0 for call in streams] or [0.0]),
         fmean([(call.first or inf) - call.arrived for call in streams] or [0.0]),
@@ -264,11 +242,11 @@ def _rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[
     )
     target, met = None, None
     if name == "concord":
-        peers = {who for who, _ in found if not who.startswith(("concord", "hints", "vLLM")) and who != SWAPS}
+        peers = {who for who, _ in found if not who.startswith(("concord", "hints", "vLLM")) and who != TIERED}
         best = min([fmean([found[who, seed].mean_s for seed in seeds]) for who in peers], default=inf)
         target, met = "1.5 x sooner than vLLM, and sooner than every other", speed >= 1.5 and mean_s <= best
-    if name == OUR_SWAPS and (SWAPS, seeds[0]) in found:
-        target, met = f"sooner than {SWAPS}", mean_s <= fmean([found[SWAPS, seed].mean_s for seed in seeds])
+    if name == OURS_TIERED and (TIERED, seeds[0]) in found:
+        target, met = f"sooner than {TIERED}", mean_s <= fmean([found[TIERED, seed].mean_s for seed in seeds])
     out = [
         row(f"{name}: mean completion of a program at {LOAD} x capacity", round(mean_s, 1), "s", target=target,
             met=met, peer="vLLM", peer_value=round(stock_s, 1), times_faster=True,

@@ -112,6 +112,14 @@ class Gate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TierSettings:
+    """vLLM's CPU tier: KV in host memory."""
+
+    tokens: int  # of KV that it holds
+    copy_ms: float  # milliseconds to copy a token's KV to the engine
+
+
+@dataclass(frozen=True, slots=True)
 class Contender:
     """One scheduler of a comparison.
 
@@ -128,6 +136,8 @@ class Contender:
     retention: Callable[[], Retention] | None = None  # of programs that wait for tools; None: vLLM's LRU
     gate: Callable[[int], Gate] | None = None  # by the tokens of KV; None: every call enters at once
     retold: Callable[[Program, int, int], dict[str, XargValue]] | None = None  # by stage and place, the tags instead
+    tier: TierSettings | None = None  # vLLM's CPU tier
+    bring_back: bool = True  # our plug-in brings contexts back from it before their programs return
 
 
 @dataclass(frozen=True, slots=True)

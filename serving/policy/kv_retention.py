@@ -22,7 +22,8 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from math import inf
+from typing import Protocol, runtime_checkable
 
 from ramify.serving.policy.types import StepModel
 
@@ -80,6 +81,14 @@ class Retention(Protocol):
         """Learn that the program's next call came `after_s` seconds after its latest call ended."""
 
 
+@runtime_checkable
+class Foresees(Protocol):
+    """A retention that expects returns at a time, for hosts that can bring contexts back before."""
+
+    def back_in(self, one: IdleContext, now: float) -> float:
+        """Return the seconds until the program's next call, as expected; infinite if there is little hope."""
+
+
 class CostAware:
     """Ours: gives a context up if the engine gains more by the memory than the prefill that is done again costs.
 
@@ -96,6 +105,10 @@ class CostAware:
 
     def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
         return [one.program for one in idle if not one.waits and self._return(one, now)[1] < _HOPE]
+
+    def back_in(self, one: IdleContext, now: float) -> float:
+        left_s, chance = self._return(one, now)
+        return left_s if chance >= _HOPE else inf
 
     def left(self, program: str, at: float) -> None:
         self._times.left(program, at)

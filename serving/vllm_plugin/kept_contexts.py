@@ -17,6 +17,7 @@ from typing import Any
 
 from ramify.serving.policy.kv_retention import IdleContext, Retention, Room
 from ramify.serving.policy.types import CompoundView, StepModel
+from ramify.serving.vllm_plugin.returning_contexts import Flight, ReturningContexts
 from ramify.serving.vllm_plugin.version_adapters import Adapter, RequestLike
 
 _HORIZON_S = 30.0  # over which the idle share is averaged
@@ -44,12 +45,13 @@ class KeptContexts:
         adapter: Adapter,
         chain_of: Callable[[str], str | None],
         due_of: Callable[[str], float | None] = lambda _: None,
+        returning: ReturningContexts | None = None,
     ) -> None:
         """`chain_of`: the chain of calls of a request that is in the engine, by the request's id. `due_of`: when the
-        request must have begun or ended, if it has such a limit.
+        request must have begun or ended, if it has such a limit. `returning`: brings contexts back from a CPU tier.
         """
         self._retention, self._chain_of, self._due_of = retention, chain_of, due_of
-        self._adapter = adapter
+        self._adapter, self._returning = adapter, returning
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by chain of calls
         self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by chain: when a call ended, of which stage
         self._swept_at = 0.0
@@ -83,6 +85,8 @@ class KeptContexts:
         if left is not None and (program.stage > left[1] or program.width == 1):  # a client may name no stages
             del self._left[chain]
             self._retention.returned(chain, now - left[0])
+        if self._returning is not None:
+            self._returning.forget(chain)
         kept = self._kept.get(chain)
         if kept is not None and not kept.context.waits:
             kept.context = replace(kept.context, waits=True)
@@ -128,12 +132,13 @@ class KeptContexts:
             self._drop(scheduler, chain)
             kept = None
         expected = program.rest[0].tool_s_before if program.rest else None
-        until = None if ttl_s is None else now + ttl_s
-        if kept is None and self._retention.hopeless([IdleContext(chain, 0, now, expected, until)], now):
+        context = IdleContext(chain, 0, now, expected, None if ttl_s is None else now + ttl_s)
+        if self._returning is not None:
+            self._returning.left(scheduler, request, context, program.stage)
+        if kept is None and self._retention.hopeless([context], now):
             return
         blocks, tokens = self._adapter.keep_blocks(scheduler, request)
         if kept is None:
-            context = IdleContext(chain, 0, now, expected, until)
             kept = self._kept[chain] = _Kept(context, program.stage)
             self.held += 1
         kept.blocks.append(blocks)
@@ -158,8 +163,15 @@ class KeptContexts:
         """A request has left its KV: what the first waiting one needs may not be held by another any more."""
         self._head = None
 
+    def load_failed(self, scheduler: Any) -> None:
+        """vLLM could not load some KV from its tier."""
+        if self._returning is not None:
+            self._returning.abandon(scheduler)
+
     def _release_chain(self, scheduler: Any, chain: str) -> None:
         self._left.pop(chain, None)
+        if self._returning is not None:
+            self._returning.forget(chain)
         self._retention.over(chain)
         if chain in self._kept:
             self._drop(scheduler, chain)
@@ -177,8 +189,36 @@ class KeptContexts:
                 del self._branches[program]
 
     def make_room(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
-        """Give up contexts as the retention says. Call it before each step. `first`: the first waiting request."""
+        """Give up contexts as the retention says, and bring others back into memory that stays free. Call it before
+        each step. `first`: the first waiting request.
+        """
         self._note_load(scheduler, now)
+        back = self._returning
+        if back is None:
+            self._give_up(scheduler, first, step, context, now)
+            return
+        for flight in back.landed(scheduler, now):
+            self._hold_again(scheduler, flight)
+        self._give_up(
+            scheduler, first, replace(step, per_prefill_ms=min(step.per_prefill_ms, back.copy_ms)), context, now
+        )
+        idle = first is None and not scheduler.running
+        spare = self._adapter.free_tokens(scheduler) - self._adapter.growth_tokens(scheduler)
+        back.begin(
+            scheduler, self._kept, spare - (0 if first is None else self._wanted(scheduler, first)), now, idle=idle
+        )
+
+    def _hold_again(self, scheduler: Any, flight: Flight) -> None:
+        """Hold a context that came back, unless its program's call is here: that finds it in the prefix cache."""
+        assert self._returning is not None
+        chain = flight.context.program
+        if chain in self._left and chain not in self._open and chain not in self._kept:
+            blocks, tokens = self._adapter.keep_blocks(scheduler, flight.request)
+            self._kept[chain] = _Kept(replace(flight.context, tokens=tokens), flight.stage, [blocks])
+            self.held += 1
+        self._returning.ended(scheduler, flight)
+
+    def _give_up(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
         if not self._kept:
             return
         if now - self._swept_at >= _SWEEP_S:

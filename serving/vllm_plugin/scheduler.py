@@ -24,7 +24,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
 from ramify.serving.errors import BadOptions
-from ramify.serving.policy.kv_retention import CostAware, Retention
+from ramify.serving.policy.kv_retention import CostAware, Foresees, Retention
 from ramify.serving.policy.refusals import RefusalProbe
 from ramify.serving.policy.registry import UnknownPolicy, make_live_policy
 from ramify.serving.policy.types import (
@@ -44,6 +44,7 @@ from ramify.serving.vllm_plugin.engine_views import RequestViews, StepCalibrator
 from ramify.serving.vllm_plugin.kept_contexts import KeptContexts
 from ramify.serving.vllm_plugin.messages_and_reports import DecisionLog, GatewayMessages, NewSketch, TotalsReport
 from ramify.serving.vllm_plugin.options import PluginOptions
+from ramify.serving.vllm_plugin.returning_contexts import ReturningContexts
 from ramify.serving.vllm_plugin.version_adapters import RequestLike, adapter_for
 
 _CONTEXT_STEPS = 16  # the context of all running requests is added up once in so many steps
@@ -89,13 +90,21 @@ class ConcordScheduler(AsyncScheduler):
         """
         self._decider, self._refusal_probe = policy, None
 
-    def keep_by(self, retention: Retention | None) -> None:
-        """Use this retention for the contexts of programs that wait for tools; None: leave them to vLLM.
+    def keep_by(self, retention: Retention | None, *, bring_back: bool = True) -> None:
+        """Use this retention for the contexts of programs that wait for tools; None: leave them to vLLM. Where vLLM
+        has a CPU tier, they are brought back from it before their programs return, unless `bring_back` is false.
 
         Call it before the first request.
         """
-        views, adapter = self._views, self._adapter
-        self._contexts = None if retention is None else KeptContexts(retention, adapter, views.chain_of, views.due_of)
+        views, adapter, back = self._views, self._adapter, None
+        if token_bytes := adapter.tier_token_bytes(self):
+            back_in = retention.back_in if bring_back and isinstance(retention, Foresees) else None
+            kv_tokens = self.kv_cache_config.num_blocks * self.block_size
+            back = ReturningContexts(adapter, token_bytes, kv_tokens, back_in)
+        if retention is None:
+            self._contexts = None
+            return
+        self._contexts = KeptContexts(retention, adapter, views.chain_of, views.due_of, back)
 
     # Called by vLLM
 
@@ -165,6 +174,9 @@ class ConcordScheduler(AsyncScheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         now = self.clock()
+        loads = model_runner_output.kv_connector_output
+        if self._contexts is not None and loads is not None and (loads.invalid_block_ids or loads.failed_recving):
+            self._contexts.load_failed(self)
         self._calibrator.landed(scheduler_output, now)
         self._views.delivered(model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids, now)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
@@ -190,7 +202,7 @@ class ConcordScheduler(AsyncScheduler):
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._paused.discard(request.request_id)
         self._totals.left(request.request_id, self.clock())
-        left = self._views.remove(request.request_id)
+        left = self._views.remove(request.request_id)  # None for a load of ours, which no client asked for
         # Its slot goes to the head of the queue, which is sorted. But only the policy resumes paused requests.
         self._changed = self._changed or bool(self._paused)
         if left is not None:
@@ -206,7 +218,7 @@ class ConcordScheduler(AsyncScheduler):
         freed = super()._free_request(request, delay_free_blocks)
         if self._contexts is not None:
             self._contexts.freed()
-        if self.decision_log.writes:
+        if self.decision_log.writes and left is not None:
             kv_free, status = self._adapter.free_tokens(self), request.status.name
             self.decision_log.ended(self.clock(), request.request_id, status, request.num_output_tokens, kv_free)
         return freed

@@ -8,7 +8,9 @@ adapter is refused when vLLM starts.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -16,6 +18,10 @@ from ramify.serving.errors import UnsupportedVllm
 
 HELD = 1 << 62  # a step that never comes: vLLM skips a running request until its next eligible step
 _NAME = attrgetter("request_id")
+_TIERS = (
+    "OffloadingConnector",
+    "SimpleCPUOffloadConnector",
+)  # what --kv-offloading-size uses: others fetch from peers
 
 
 class SamplingLike(Protocol):
@@ -41,6 +47,16 @@ class RequestLike(Protocol):
     def num_output_tokens(self) -> int: ...
 
     def is_finished(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What names a context in the engine's caches: the whole blocks of a call that has ended."""
+
+    tokens: array[int]
+    block_hashes: tuple[Any, ...]
+    lora_request: Any
+    cache_salt: str | None
 
 
 class Adapter(Protocol):
@@ -82,6 +98,23 @@ class Adapter(Protocol):
         """Return how many tokens of free KV the waiting request needs to start: what it finds in the prefix cache
         takes none if a reference to it is held.
         """
+
+    def tier_token_bytes(self, scheduler: Any) -> int:
+        """Return the bytes of a token's KV if vLLM loads KV from a tier in host memory; 0 if it has none."""
+
+    def remember(self, scheduler: Any, request: RequestLike) -> Remembered:
+        """Return what names the request's whole blocks. Call it before vLLM frees the request."""
+
+    def begin_load(self, scheduler: Any, known: Remembered, name: str) -> tuple[RequestLike, int] | None:
+        """Begin to load a context from the tier, as a request of that name. Return it, and the tokens to be loaded;
+        None if the tier has nothing that is missing, or memory does not suffice.
+        """
+
+    def is_loaded(self, scheduler: Any, request: RequestLike) -> bool:
+        """Is the load over? If so, what it brought is in the prefix cache, and the request holds it."""
+
+    def end_load(self, scheduler: Any, request: RequestLike) -> None:
+        """End a load and its request. vLLM waits for a copy that is on its way before it uses the memory again."""
 
     def refuse(self, scheduler: Any, requests: Sequence[RequestLike]) -> None:
         """End the requests. Their KV and slots are free when this returns."""
@@ -163,6 +196,65 @@ class V032:
         groups = manager.get_computed_blocks(request)[0].blocks
         held = min((sum(block.ref_cnt > 0 for block in group) for group in groups), default=0)
         return int((whole - held) * size)
+
+    def tier_token_bytes(self, scheduler: Any) -> int:
+        config = scheduler.kv_cache_config
+        if type(scheduler.connector).__name__ not in _TIERS or len(config.kv_cache_groups) != 1:
+            return 0
+        return int(config.kv_cache_tensors[0].size // (config.num_blocks * scheduler.block_size))
+
+    def remember(self, scheduler: Any, request: Any) -> Remembered:
+        size, each = scheduler.block_size, scheduler.hash_block_size
+        whole = len(request.block_hashes) * each // size * size
+        tokens = array("I", request.all_token_ids[:whole])
+        return Remembered(
+            tokens, tuple(request.block_hashes[: whole // each]), request.lora_request, request.cache_salt
+        )
+
+    def begin_load(self, scheduler: Any, known: Remembered, name: str) -> tuple[Any, int] | None:
+        """Do as `schedule` does with a request whose KV is loaded while it waits."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request, RequestStatus
+
+        manager, connector = scheduler.kv_cache_manager, scheduler.connector
+        prompt = [*known.tokens, 0]  # vLLM never takes a prompt's last token from a cache
+        salt, lora = known.cache_salt, known.lora_request
+        request = Request(name, prompt, SamplingParams(max_tokens=1), None, lora_request=lora, cache_salt=salt)
+        request.block_hashes = list(known.block_hashes)
+        scheduler.requests[name] = request
+        connector.on_new_request(request)
+        blocks, here = manager.get_computed_blocks(request)[:2]
+        there, apart = (0, False)
+        if here % scheduler.block_size == 0:
+            there, apart = connector.get_num_new_matched_tokens(request, here)
+        fits = None
+        if there and apart:
+            fits = manager.allocate_slots(
+                request,
+                0,
+                num_new_computed_tokens=here,
+                new_computed_blocks=blocks,
+                num_external_computed_tokens=there,
+                delay_cache_blocks=True,
+                reserved_blocks=scheduler._inflight_prefill_reserved_blocks(),
+                has_scheduled_reqs=bool(scheduler.running),
+            )
+        if fits is None:
+            self.end_load(scheduler, request)
+            return None
+        connector.update_state_after_alloc(request, manager.get_blocks(name), there)
+        request.status, request.num_computed_tokens = RequestStatus.WAITING_FOR_REMOTE_KVS, here + there
+        return request, there
+
+    def is_loaded(self, scheduler: Any, request: RequestLike) -> bool:
+        if request.request_id not in scheduler.finished_recving_kv_req_ids:
+            return False
+        return bool(scheduler._handle_blocked_waiting_request(request))
+
+    def end_load(self, scheduler: Any, request: RequestLike) -> None:
+        from vllm.v1.request import RequestStatus
+
+        scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ABORTED)
 
     def refuse(self, scheduler: Any, requests: Sequence[RequestLike]) -> None:
         from vllm.v1.request import RequestStatus

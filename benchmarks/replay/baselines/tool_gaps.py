@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.replay.baselines.ordered import Ordered, Scene
-from benchmarks.replay.simulation.cpu_tier import Swaps
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import RequestView
 
@@ -96,15 +95,10 @@ class InferCept:
     """Keeps a context while that wastes less memory than computing it again (§4.2): the time away so far stands for
     the time still to come; computing again holds up what else is in memory.
 
-    With a CPU tier, a context that is given up is swapped out; copying it back takes the place of computing it. The
-    tier has room for all, and swapping out costs nothing: both favour InferCept.
+    On an engine with a CPU tier, copying it back takes the place of computing it: `Room.step` has that price.
     """
 
     backfills = False
-
-    def __init__(self, copy_ms: float | None = None) -> None:
-        """`copy_ms`: milliseconds to copy a token's KV back from a CPU tier; None: the engine has none."""
-        self.swaps = None if copy_ms is None else Swaps(copy_ms)
 
     def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
         """It gives up only for room."""
@@ -121,10 +115,9 @@ class InferCept:
 
     def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
         given, free, need = list[str](), room.free, room.growth + room.wanted
-        back_ms = room.step.per_prefill_ms if self.swaps is None else self.swaps.copy_ms
 
         def excess(one: IdleContext) -> float:
-            back_s = back_ms / 1000 * one.tokens
+            back_s = room.step.per_prefill_ms / 1000 * one.tokens
             return (now - one.since) * one.tokens - back_s * (one.tokens / 2 + room.context)
 
         for one in sorted(idle, key=excess, reverse=True):
@@ -134,8 +127,6 @@ class InferCept:
             if must or (excess(one) > 0 and not one.waits):
                 given.append(one.program)
                 free += one.tokens
-                if self.swaps is not None:
-                    self.swaps.held[one.program] = one.tokens
         return given
 
 

@@ -36,7 +36,7 @@ class FastRequest(Request):
 
 
 class FastScheduler(AsyncScheduler):
-    """Raises ValueError if the engine uses something else: connectors, speculation, several KV groups."""
+    """Raises ValueError if the engine uses something else: speculation, several KV groups, an encoder."""
 
     running: list[Any]
     max_num_scheduled_tokens: int
@@ -47,10 +47,9 @@ class FastScheduler(AsyncScheduler):
         managers = self.kv_cache_manager.coordinator.single_type_managers
         unknown = {
             "several KV groups": len(managers) != 1,
-            "a connector": self.connector is not None or self.ec_connector is not None,
+            "an encoder's connector": self.ec_connector is not None,
             "speculation": self.num_spec_tokens > 0,
             "the second model runner": self.use_v2_model_runner,
-            "deferred frees": self.defer_block_free,
             "a limit on long prefills": self.scheduler_config.long_prefill_token_threshold > 0,
         }
         if any(unknown.values()):

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replay.simulation.cpu_tier import Swaps
+from benchmarks.replay.simulation.cpu_tier import SimulatedTier
+from benchmarks.replay.types import TierSettings
 from ramify.serving.policy.kv_retention import Retention
 from ramify.serving.policy.types import Policy, StepModel
 
 _TOKEN = 7  # the token that every request generates
+_LOOK_S = 0.001  # a step without a token
+_TIER_PAGE = 4096  # vLLM's tier holds blocks in pages of so many bytes
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -47,6 +50,8 @@ class SimulatedEngineSettings:
     overlap: bool = (
         False  # a step is scheduled while the one before it runs, as vLLM's engine does with --async-scheduling
     )
+    tier: TierSettings | None = None  # vLLM's CPU tier
+    bring_back: bool = True  # the plug-in brings contexts back from it
     fast: bool = False  # use FastScheduler: the same results in less time, without vLLM's statistics
 
 
@@ -77,13 +82,15 @@ class SimulatedEngine:
         self.ended: dict[str, Ended] = {}
         self.scheduler, self._request = _scheduler(folder, settings)
         self._step_s = step
+        tier = settings.tier
+        self.tier = None if tier is None else SimulatedTier(tier.copy_ms, settings.block_size)
         self._flying: deque[tuple[Any, list[str], list[list[int]], float]] = deque()
         self._hasher = _hasher(settings)
         if settings.concord is not None:
             self.scheduler.clock = self.scheduler.stamp = lambda: self.now
             if policy is not None:
                 self.scheduler.decide_by(policy)
-            self.scheduler.keep_by(retention)
+            self.scheduler.keep_by(retention, bring_back=settings.bring_back)
 
     def add(
         self,
@@ -132,7 +139,13 @@ class SimulatedEngine:
         names = list(output.num_scheduled_tokens)
         sampled = [[] if requests[name].is_prefill_chunk else [_TOKEN] for name in names]
         self.prefilled += output.total_num_scheduled_tokens - sum(map(len, sampled))
-        self._flying.append((output, names, sampled, self._step_s(self.scheduler, output)))
+        seconds = self._step_s(self.scheduler, output)
+        if self.tier is not None:
+            self.tier.submitted(output.kv_connector_metadata, self.now)
+            if not names:  # vLLM only looks whether a copy is over
+                at = self.tier.next_at
+                seconds = _LOOK_S if at is None else max(_LOOK_S, at - self.now)
+        self._flying.append((output, names, sampled, seconds))
 
     def _land(self) -> list[str]:
         """End the oldest step: its tokens are there."""
@@ -142,6 +155,8 @@ class SimulatedEngine:
         self.now += seconds
         self.steps += 1
         result = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+        if self.tier is not None:
+            result.kv_connector_output = self.tier.finished(self.now)
         over = []
         answers = self.scheduler.update_from_output(output, result)
         if self.settings.fast:
@@ -182,16 +197,14 @@ class SimulatedEngine:
         return [request.request_id for request in self.scheduler.waiting]
 
 
-def step_seconds_by(model: StepModel, swaps: Swaps | None = None) -> Callable[[Any, Any], float]:
+def step_seconds_by(model: StepModel) -> Callable[[Any, Any], float]:
     """Return a function that gives the seconds of a step by the model."""
 
     def seconds(scheduler: Any, output: Any) -> float:
         context = sum(scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens)
         sequences = len(output.num_scheduled_tokens)
         prefill = max(0, output.total_num_scheduled_tokens - sequences)
-        copied = 0 if swaps is None else swaps.taken(scheduler, output)
-        copy_ms = 0.0 if swaps is None else copied * swaps.copy_ms
-        return (model.step_ms(sequences, context, max(0, prefill - copied)) + copy_ms) / 1000
+        return model.step_ms(sequences, context, prefill) / 1000
 
     return seconds
 
@@ -217,11 +230,20 @@ def _fast_hash(block: tuple[bytes, tuple[int, ...], object]) -> bytes:
 def _scheduler(folder: Path, settings: SimulatedEngineSettings) -> tuple[Any, Any]:
     """Return a scheduler, and the class of its requests."""
     import torch
-    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
     from vllm.v1.structured_output import StructuredOutputManager
 
     (folder / "config.json").write_text(json.dumps(_TINY))
+    attention = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
+    page, tensors, transfer = attention.page_size_bytes, list[Any](), None
+    if settings.tier is not None:
+        slot = -(-page // _TIER_PAGE) * _TIER_PAGE
+        kept = {"cpu_bytes_to_use": settings.tier.tokens // settings.block_size * slot}
+        transfer = KVTransferConfig(
+            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=kept
+        )
+        tensors.append(KVCacheTensor(settings.blocks * page, ["layer"], settings.blocks * page, page))
     model = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=settings.context)
     config = VllmConfig(
         model_config=model,
@@ -237,10 +259,10 @@ def _scheduler(folder: Path, settings: SimulatedEngineSettings) -> tuple[Any, An
             async_scheduling=True,
         ),
         additional_config={} if settings.concord is None else {"ramify": dict(settings.concord)},
+        kv_transfer_config=transfer,
     )
     config.cache_config.num_gpu_blocks = settings.blocks
-    attention = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
-    kv = KVCacheConfig(settings.blocks, [], [KVCacheGroupSpec(["layer"], attention)])
+    kv = KVCacheConfig(settings.blocks, tensors, [KVCacheGroupSpec(["layer"], attention)])
     scheduler, request = _kinds(settings)
     structured = StructuredOutputManager(config)
     made = scheduler(config, kv, structured, block_size=settings.block_size, log_stats=not settings.fast)

@@ -150,6 +150,8 @@ class Simulation:
                 if not self._due and not self._held:
                     break
                 if self._due:
+                    if engine.tier is not None:
+                        self._until_idle(engine, self._due[0][0])
                     engine.now = max(engine.now, self._due[0][0])
             self._arrive(engine.now)
             if not self._inside[at]:
@@ -167,6 +169,12 @@ class Simulation:
             if idle > _STUCK_STEPS:
                 raise Stuck(f"{self._contender.name}: {len(self._flights)} requests, no token in {idle} steps")
         return self._replayed()
+
+    @staticmethod
+    def _until_idle(engine: SimulatedEngine, end: float) -> None:
+        """Without calls vLLM goes on while copies are on their way."""
+        while engine.now < end and engine.scheduler.has_requests():
+            engine.step()
 
     def _busy(self) -> list[SimulatedEngine]:
         return [engine for engine, inside in zip(self._engines, self._inside, strict=True) if inside]
@@ -301,12 +309,13 @@ def _engine(
         prefix_cache=cache,
         chunked_prefill=chunked,
         overlap=True,
+        tier=contender.tier,
+        bring_back=contender.bring_back,
         fast=fast,
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
     retention = None if contender.retention is None else contender.retention()
-    swaps = getattr(retention, "swaps", None)
-    return SimulatedEngine(folder, settings, step_seconds_by(step, swaps), policy=policy, retention=retention)
+    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy, retention=retention)
 
 
 def prompt_ids(call: Call, number: int, place: int) -> list[int]:

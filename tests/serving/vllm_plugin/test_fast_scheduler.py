@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.replay.types import TierSettings
+
 pytestmark = pytest.mark.vllm
 
 # What each case is for: plenty; KV so scarce that vLLM preempts; prompts cut in pieces; no overlap; no prefix cache,
@@ -22,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "concord-uncached": {"concord": {}, "prefix_cache": False},
     "concord": {"concord": {}},
     "concord-scarce": {"concord": {}, "blocks": 28},
+    "tier": {"concord": None, "blocks": 28, "tier": TierSettings(tokens=1024, copy_ms=1.0)},
+    "concord-tier": {"concord": {}, "blocks": 28, "tier": TierSettings(tokens=1024, copy_ms=1.0)},
 }
 
 
@@ -78,6 +82,8 @@ def test_every_step_leaves_vllm_in_the_same_state(case: str, engine: Callable[..
     for step, (own, fast) in enumerate(zip(traces[False], traces[True], strict=True)):
         assert own == fast, f"step {step}"
     assert made[False].tokens == made[True].tokens
+    if "tier" in settings:
+        assert made[True].tier.loaded
     assert {n: e.at for n, e in made[False].ended.items()} == {n: e.at for n, e in made[True].ended.items()}
     preempted = sum(r[7] > 0 for step in traces[True] for r in step[0])
     assert len(made[True].ended) > 20 and (preempted > 0 or "scarce" not in case), "the case shows what it is for"
