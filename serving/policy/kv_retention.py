@@ -53,6 +53,7 @@ class Room:
     step: StepModel
     context: int  # tokens in KV of the running calls
     idle_share: float  # of recent time in which no call ran
+    prefill: float = 0.0  # prompt tokens that a step computes, in the mean
     patient: bool = True  # False: the first waiting call has been passed for so long that it must have its memory
 
 
@@ -168,11 +169,11 @@ class CostAware:
     @staticmethod
     def _spare(room: Room) -> float:
         """Return the share of time in which one call more would cost nothing: the engine is idle, or a step's fixed
-        part is shared by one more.
+        part is shared by one more. Prompts have no such part: two at once take twice the time.
         """
         if not room.running:
             return 1.0
-        shared = room.step.base_ms / room.step.step_ms(room.running, room.context)
+        shared = room.step.base_ms / room.step.step_ms(room.running, room.context, room.prefill)
         return room.idle_share + (1 - room.idle_share) * shared / (room.running + 1)
 
 

@@ -315,10 +315,13 @@ class StepCalibrator:
         self._landed_at = float("-inf")
         self._seen_ms, self._said_ms = 0.0, 0.0  # decaying sums: the newest steps weigh most
         self._steps = 0
+        self.prefill = 0.0  # prompt tokens of a step, in the mean
 
     def scheduled(self, output: Any, now: float, context_tokens: int) -> None:
         """Note a scheduled step. `output` is vLLM's, `context_tokens` the tokens in KV of the running requests."""
         tokens, sequences = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        if sequences:
+            self.prefill += _LEARN * (max(0, tokens - sequences) - self.prefill)
         if self._calibrate:  # also an empty step, so that the order of the ends is right
             said_ms = self._start.step_ms(sequences, context_tokens, max(0, tokens - sequences)) if sequences else 0.0
             self._flying.append((output, now, said_ms))

@@ -27,6 +27,15 @@ _PROGRAMS = 10_000  # programs that are away, whose return is awaited
 _PATIENCE_S = 60.0  # so long the first waiting call may be passed by calls whose contexts are held
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How fast the engine is, and what it does."""
+
+    step: StepModel
+    context: int  # tokens in KV of the running calls
+    prefill: float  # prompt tokens that a step computes, in the mean
+
+
 @dataclass(slots=True)
 class _Kept:
     """What is held of one program."""
@@ -188,25 +197,23 @@ class KeptContexts:
             if not of_program:
                 del self._branches[program]
 
-    def make_room(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
+    def make_room(self, scheduler: Any, first: RequestLike | None, load: EngineLoad, now: float) -> None:
         """Give up contexts as the retention says, and bring others back into memory that stays free. Call it before
         each step. `first`: the first waiting request.
         """
         self._note_load(scheduler, now)
         back = self._returning
         if back is None:
-            self._give_up(scheduler, first, step, context, now)
+            self._give_up(scheduler, first, load, now)
             return
         for flight in back.landed(scheduler, now):
             self._hold_again(scheduler, flight)
-        self._give_up(
-            scheduler, first, replace(step, per_prefill_ms=min(step.per_prefill_ms, back.copy_ms)), context, now
-        )
-        idle = first is None and not scheduler.running
+        # What the tier has is copied, not computed.
+        step = replace(load.step, per_prefill_ms=min(load.step.per_prefill_ms, back.copy_ms))
+        self._give_up(scheduler, first, replace(load, step=step), now)
         spare = self._adapter.free_tokens(scheduler) - self._adapter.growth_tokens(scheduler)
-        back.begin(
-            scheduler, self._kept, spare - (0 if first is None else self._wanted(scheduler, first)), now, idle=idle
-        )
+        spare -= 0 if first is None else self._wanted(scheduler, first)
+        back.begin(scheduler, self._kept, spare, now, idle=first is None and not scheduler.running)
 
     def _hold_again(self, scheduler: Any, flight: Flight) -> None:
         """Hold a context that came back, unless its program's call is here: that finds it in the prefix cache."""
@@ -218,7 +225,7 @@ class KeptContexts:
             self.held += 1
         self._returning.ended(scheduler, flight)
 
-    def _give_up(self, scheduler: Any, first: RequestLike | None, step: StepModel, context: int, now: float) -> None:
+    def _give_up(self, scheduler: Any, first: RequestLike | None, load: EngineLoad, now: float) -> None:
         if not self._kept:
             return
         if now - self._swept_at >= _SWEEP_S:
@@ -232,7 +239,8 @@ class KeptContexts:
         if free >= growth + wanted:
             return
         patient = first is None or self._is_patient(first, now)
-        room = Room(free, growth, wanted, len(scheduler.running), step, context, self._idle_share, patient)
+        running, idle = len(scheduler.running), self._idle_share
+        room = Room(free, growth, wanted, running, load.step, load.context, idle, load.prefill, patient)
         contexts = [kept.context for kept in self._kept.values()]
         given = self._retention.release(contexts, room, now)
         for program in given:

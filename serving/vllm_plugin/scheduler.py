@@ -41,7 +41,7 @@ from ramify.serving.policy.types import (
 )
 from ramify.serving.protocol.wire import refusal_to_line
 from ramify.serving.vllm_plugin.engine_views import RequestViews, StepCalibrator, TrackedRequest
-from ramify.serving.vllm_plugin.kept_contexts import KeptContexts
+from ramify.serving.vllm_plugin.kept_contexts import EngineLoad, KeptContexts
 from ramify.serving.vllm_plugin.messages_and_reports import DecisionLog, GatewayMessages, NewSketch, TotalsReport
 from ramify.serving.vllm_plugin.options import PluginOptions
 from ramify.serving.vllm_plugin.returning_contexts import ReturningContexts
@@ -144,7 +144,8 @@ class ConcordScheduler(AsyncScheduler):
         self.max_num_active_reqs = min(self._slots + len(self._paused), self.max_num_running_reqs)
         if self._contexts is not None:
             first = next(iter(self.waiting), None)
-            self._contexts.make_room(self, first, self._calibrator.model, self._context, now)
+            load = EngineLoad(self._calibrator.model, self._context, self._calibrator.prefill)
+            self._contexts.make_room(self, first, load, now)
         output = self._within_budget(throttle_prefills)
         if self.current_step % _CONTEXT_STEPS == 0:
             self._context = sum([request.num_computed_tokens for request in self.running])

@@ -90,8 +90,8 @@ class Adapter(Protocol):
         """Drop the references that `keep_blocks` added."""
 
     def growth_tokens(self, scheduler: Any) -> int:
-        """Return how many tokens of KV the running requests may need beyond what they have: the rest of their
-        prompts, and a block each.
+        """Return how many tokens of KV the running requests need beyond what they have: the rest of their prompts,
+        and what their next step adds.
         """
 
     def unheld_tokens(self, scheduler: Any, request: RequestLike) -> int:
@@ -181,9 +181,10 @@ class V032:
         scheduler.kv_cache_manager.block_pool.free_blocks(reversed(blocks))  # the end of a context is evicted first
 
     def growth_tokens(self, scheduler: Any) -> int:
-        size, tokens = scheduler.block_size, 0
+        size, tokens, adds = scheduler.block_size, 0, 1 + scheduler.num_spec_tokens
         for request in scheduler.running:
-            tokens += size
+            if -request.num_computed_tokens % size < adds:  # its last block is full
+                tokens += size
             if request.is_prefill_chunk:
                 tokens += max(0, request.num_prompt_tokens - request.num_computed_tokens)
         return tokens

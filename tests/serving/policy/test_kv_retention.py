@@ -38,6 +38,14 @@ def test_a_busy_engine_gives_up_nobody_who_is_back_soon() -> None:
     assert taught().release([SOON], FULL, NOW) == []
 
 
+def test_an_engine_that_mostly_reads_prompts_gains_nothing_by_one_call_more() -> None:
+    """Two calls share the fixed part of a step. A prompt takes time for each of its tokens."""
+    away = replace(SOON, since=NOW, expected_s=10.0)
+    alone = replace(FULL, running=1, context=0)
+    assert taught().release([away], alone, NOW) == ["soon"]
+    assert taught().release([away], replace(alone, prefill=2_000.0), NOW) == []
+
+
 def test_an_engine_that_is_mostly_idle_takes_the_waiting_call() -> None:
     assert taught().release([SOON], replace(FULL, idle_share=0.9), NOW) == ["soon"]
 

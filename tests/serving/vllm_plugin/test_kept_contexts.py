@@ -96,6 +96,21 @@ def test_a_running_call_is_not_preempted_for_a_context_that_waits(kept: Callable
     assert engine.ended["long"].output.finish_reason is not None
 
 
+def test_running_calls_grow_by_a_block_only_when_their_last_one_is_full(kept: Callable[[Any], Any]) -> None:
+    engine = kept(KeepAll())
+    pool, growth = engine.scheduler.kv_cache_manager.block_pool, engine.scheduler._adapter.growth_tokens
+    engine.add("a", prompt(0), 3 * BLOCK)
+    engine.add("b", prompt(1, PROMPT - 5), 3 * BLOCK)
+    engine.step()
+    seen = set()
+    for _ in range(2 * BLOCK):
+        free, said = pool.get_num_free_blocks(), growth(engine.scheduler)
+        engine.step()
+        assert (free - pool.get_num_free_blocks()) * BLOCK == said
+        seen.add(said)
+    assert seen == {0, BLOCK}
+
+
 def test_ours_gives_a_context_up_for_a_call_that_could_not_start(kept: Callable[[Any], Any]) -> None:
     engine = kept(CostAware())
     for program in range(2):
