@@ -1,7 +1,7 @@
 """Measure what readers of streams get under load: QoE and time to first token by scheduler, in replay.
 
     python benchmarks/streams.py [--quick] [--json] [--trace FILE]
-        [--sweep intensity|duration|poisson|arrivals|audio|inputs|memory|variants]…
+        [--sweep intensity|duration|poisson|arrivals|audio|inputs|memory|variants]… [--figure timelines|batches]…
 
 Arrivals come in cyclic bursts, as in the paper of Andes (§6.3): 35 % of each cycle at twice the mean rate. Prompts
 and answers are a trace's, or those of `benchmarks/replay/inputs/synthetic_traces.py`. Readers are drawn from the
@@ -12,7 +12,10 @@ this needs an interpreter with vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/pyt
 bursts are, arrivals without bursts or the trace's own, listeners instead of readers, prompts that are four times as
 long, or the engine's memory. Beside each load stands what an engine with KV for everybody and no cost of switching
 could reach (`benchmarks/replay/bounds/free_switching.py`). `variants` compares forms of `andes`: without its refiner,
-with other horizons, with the exact knapsack. These are the paper's figures 2.9, 2.11 to 2.16 and A.3.
+with other horizons, with the exact knapsack. These are the thesis's figures 2.9, 2.11 to 2.16 and A.3.
+
+`--figure timelines` is its figure 2.10: when the tokens of streams come, against when they are wanted. `--figure
+batches` is figure A.1: the context of batches by their size. Both are of three runs.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ if __package__ in (None, ""):
 from benchmarks.replay.bounds import free_switching
 from benchmarks.replay.errors import ReplayError
 from benchmarks.replay.inputs.client_tags import LengthHints
-from benchmarks.replay.inputs.stream_loads import SWEEPS, Load, arrivals_of, programs
+from benchmarks.replay.inputs.stream_loads import HARD, SWEEPS, Load, arrivals_of, programs
+from benchmarks.replay.report.stream_figures import PLACES, StreamFigures
 from benchmarks.replay.types import CallOutcome, Contender, Knowledge, Lengths, Setting, Stock
 from benchmarks.rows import Row, not_measured, options, row, run, show
 from benchmarks.serving_costs.andes_cost import cost_row
@@ -51,6 +55,8 @@ _BLIND = Knowledge(lengths=Lengths.NONE)
 
 BY_RATE = ("fcfs", "chunked prefill", "least slack", "least slack, preempting", "andes", "concord")
 PEERS = ("fcfs", "chunked prefill", "least slack", "andes", "concord")
+FIGURED = ("fcfs", "andes", "concord")
+SEEDS = 3  # of the figures
 VARIANTS = ("fcfs", "andes", "andes, no refiner", "andes, 10 s ahead", "andes, 60 s ahead", "andes, exact knapsack")
 
 
@@ -261,6 +267,63 @@ def _highest(found: dict[tuple[str, float], Measured], name: str, rates: Sequenc
     return rates[-1]
 
 
+def figure_rows(figures: Sequence[str], quick: bool, trace: Path | None) -> list[Row]:
+    """Return the rows of these figures: medians, and within what four in five are."""
+    python = vllm_python()
+    if python is None:
+        return [_no_vllm()]
+    names, seconds = FIGURED if not quick else FIGURED[:1], 60.0 if quick else 240.0
+    asked = json.dumps([list(names), seconds, 1 if quick else SEEDS, str(trace or "")])
+    done = subprocess.run([python, __file__, "--watch", asked], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ReplayError("the replay failed: what it said stands above")
+    found = {
+        name: StreamFigures.read(said) for name, said in json.loads(done.stdout.strip().splitlines()[-1]).items()
+    }
+    made = {"timelines": _timeline_rows, "batches": _batch_rows}
+    return [one for figure in figures for name, seen in found.items() for one in made[figure](name, seen)]
+
+
+def _timeline_rows(name: str, seen: StreamFigures) -> list[Row]:
+    note = f"{seen.late:.0%} of all tokens late; streams at {HARD}/s"
+    out = []
+    for place in PLACES:
+        one = seen.ahead(place)
+        said = f"{note}; {one.count} streams"
+        out.append(row(f"{place} of a stream before it is wanted, {name}", round(one.median, 2), "s",
+            spread=[round(one.low, 2), round(one.high, 2)], note=said))  # fmt: skip
+    return out
+
+
+def _batch_rows(name: str, seen: StreamFigures) -> list[Row]:
+    out = [row(f"correlation of a batch's size and its context, {name}", round(seen.correlation, 3), "",
+        note="the thesis has 0.997")]  # fmt: skip
+    for (least, most), one in seen.contexts().items():
+        out.append(row(f"context of {least} to {most} calls at once, {name}", round(one.median), "tokens",
+            spread=[round(one.low), round(one.high)], note=f"{one.count} steps"))  # fmt: skip
+    return out
+
+
+def _watched(text: str) -> None:
+    from benchmarks.replay.simulation.simulation import replay
+
+    names, seconds, seeds, trace = json.loads(text)
+    out = {}
+    for name in names:
+        seen, load = StreamFigures(), Load()
+        contender, setting = contenders()[name]
+        for seed in range(1, seeds + 1):
+            with tempfile.TemporaryDirectory() as folder:
+                arrivals = arrivals_of(Path(trace) if trace else None, Path(folder))
+                made = programs(arrivals, load, seconds, seed)
+                told = LengthHints([one.call.output for one in arrivals], seed)
+                engine = replace(load.setting(setting), seconds=seconds)
+                replay(made, contender, engine, told, Path(folder), watch=seen)
+        print(name, seen.late, file=sys.stderr, flush=True)
+        out[name] = seen.told()
+    print(json.dumps(out))
+
+
 def _child(text: str) -> None:
     names, loads, seconds, trace = json.loads(text)
     out = []
@@ -275,14 +338,18 @@ def _child(text: str) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         return _child(sys.argv[2])
+    if sys.argv[1:2] == ["--watch"]:
+        return _watched(sys.argv[2])
     parser = options(__doc__, "two rates, a minute each; of a sweep one load, half a minute")
     parser.add_argument("--trace", type=Path, help="a trace whose lengths are taken, or pairs of texts")
     parser.add_argument("--sweep", action="append", choices=SWEEPS, help="vary this instead of the rate; repeatable")
+    parser.add_argument("--figure", action="append", choices=("timelines", "batches"), help="repeatable")
     asked = parser.parse_args()
     if asked.trace is not None:
         arrivals_of(asked.trace, Path())  # says at once what is wrong with it
-    found = sweep_rows(asked.sweep, asked.quick, asked.trace) if asked.sweep else rows(asked.quick, asked.trace)
-    show(found, asked.json)
+    found = sweep_rows(asked.sweep, asked.quick, asked.trace) if asked.sweep else []
+    found += figure_rows(asked.figure, asked.quick, asked.trace) if asked.figure else []
+    show(found if asked.sweep or asked.figure else rows(asked.quick, asked.trace), asked.json)
     return None
 
 

@@ -6,7 +6,7 @@ picklable. The bounds read the same `Program`s as the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType, Protocol
@@ -109,6 +109,16 @@ class Gate(Protocol):
 
     def ends(self, program: int) -> None:
         """The program has ended."""
+
+
+class Watch(Protocol):
+    """Sees what a replay does."""
+
+    def stepped(self, calls: int, context: int) -> None:
+        """A step of so many calls, with so many tokens in KV."""
+
+    def streamed(self, program: Program, times: Sequence[float]) -> None:
+        """A stream has ended. Its tokens came at these times."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent
 from benchmarks.replay.inputs.agent_programs import least_prefill, programs, sessions
 from benchmarks.replay.inputs.stream_loads import beside
-from benchmarks.replay.simulation.cpu_tier import Swaps
 from benchmarks.tool_calls import WRONG, hint_of
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import SloClass, StepModel
@@ -55,25 +54,10 @@ def test_infercept_gives_up_what_was_away_for_longer_than_its_prefill_is_worth()
 
 
 def test_infercept_swaps_sooner_than_it_discards() -> None:
-    there = IdleContext("7", 50_000, since=0.0)  # to copy it back takes an eighth of its prefill
-    swapping = InferCept(copy_ms=0.0025)
-    assert swapping.release([there], SHORT, 0.2) == ["7"]
-    assert swapping.swaps is not None and swapping.swaps.held == {"7": 50_000}
-
-
-def test_what_was_swapped_out_is_copied_once() -> None:
-    swaps = Swaps(copy_ms=0.0025)
-    swaps.held["7"] = 100
-    request = SimpleNamespace(num_computed_tokens=80)
-    scheduler, output = SimpleNamespace(requests={"7.3": request}), SimpleNamespace(num_scheduled_tokens={"7.3": 30})
-    assert swaps.taken(scheduler, output) == 30
-    request.num_computed_tokens = 130
-    output.num_scheduled_tokens["7.3"] = 50
-    assert swaps.taken(scheduler, output) == 20
-    request.num_computed_tokens = 131
-    output.num_scheduled_tokens["7.3"] = 1
-    assert swaps.taken(scheduler, output) == 0
-    assert swaps.copied == 50
+    """On an engine with a CPU tier, the price of a token is that of its copy: here an eighth."""
+    there, tier = IdleContext("7", 50_000, since=0.0), replace(STEP, per_prefill_ms=0.0025)
+    assert InferCept().release([there], SHORT, 0.2) == []
+    assert InferCept().release([there], replace(SHORT, step=tier), 0.2) == ["7"]
 
 
 def test_lies_are_tags_that_our_scheduler_reads() -> None:

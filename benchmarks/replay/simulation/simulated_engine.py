@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.simulation.cpu_tier import SimulatedTier
-from benchmarks.replay.types import TierSettings
+from benchmarks.replay.types import TierSettings, Watch
 from ramify.serving.policy.kv_retention import Retention
 from ramify.serving.policy.types import Policy, StepModel
 
@@ -197,13 +197,15 @@ class SimulatedEngine:
         return [request.request_id for request in self.scheduler.waiting]
 
 
-def step_seconds_by(model: StepModel) -> Callable[[Any, Any], float]:
-    """Return a function that gives the seconds of a step by the model."""
+def step_seconds_by(model: StepModel, watch: Watch | None = None) -> Callable[[Any, Any], float]:
+    """Return a function that gives the seconds of a step by the model, and shows the step to `watch`."""
 
     def seconds(scheduler: Any, output: Any) -> float:
         context = sum(scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens)
         sequences = len(output.num_scheduled_tokens)
         prefill = max(0, output.total_num_scheduled_tokens - sequences)
+        if watch is not None:
+            watch.stepped(sequences, context)
         return model.step_ms(sequences, context, prefill) / 1000
 
     return seconds

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.replay.errors import Stuck, TooLong
 from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
-from benchmarks.replay.types import Call, CallOutcome, Contender, Outcome, Program, Setting, Stock
+from benchmarks.replay.types import Call, CallOutcome, Contender, Outcome, Program, Setting, Stock, Watch
 from ramify.serving.policy.types import SloClass
 from ramify.serving.qoe import Reading
 
@@ -77,17 +77,18 @@ def replay(
     told: LengthHints,
     folder: Path,
     fast: bool = True,
+    watch: Watch | None = None,
 ) -> Replayed:
-    """Replay the programs under one contender, on one engine or several.
+    """Replay the programs under one contender, on one engine or several. `watch` sees its steps and streams.
 
     It may write to `folder`. Without `fast` vLLM goes through every request in every step, which gives the same in
     four times the time. Raises Stuck if the scheduler stops giving tokens, TooLong for a call that could never
     begin.
     """
-    quick = fast and not contender.preempts
+    quick = fast and not contender.preempts and watch is None  # what is seen once cannot be seen again
 
     def made(cache: bool) -> Simulation:
-        return Simulation(programs, contender, setting, told, folder, fast, cache)
+        return Simulation(programs, contender, setting, told, folder, fast, cache, watch)
 
     return without_cache_first(programs, made, quick)
 
@@ -121,14 +122,18 @@ class Simulation:
         folder: Path,
         fast: bool,
         cache: bool,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch
         self._programs, self._contender, self._setting, self._told = programs, contender, setting, told
         context = max((call.prompt + call.output for p in programs for call in p.calls), default=1) + 1
         if context > setting.kv_tokens:
             raise TooLong(context, setting.kv_tokens)
         context = self._context = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
         self._cache = cache
-        self._engines = [_engine(contender, setting, context, folder, fast, cache) for _ in range(setting.replicas)]
+        self._engines = [
+            _engine(contender, setting, context, folder, fast, cache, watch) for _ in range(setting.replicas)
+        ]
         self._due = [(p.at, i, 0) for i, p in enumerate(programs)]  # arrival, program, stage
         heapq.heapify(self._due)
         self._runs = [ProgramRun() for _ in programs]
@@ -256,6 +261,8 @@ class Simulation:
         self._inside[flight.replica] -= 1
         course.open.discard(flight.name)
         course.outcomes[flight.place] = call_outcome(flight, times, ended, refused)
+        if self._watch is not None and ended is not None and flight.program.kind is SloClass.STREAM:
+            self._watch.streamed(flight.program, times)
 
     def _replayed(self) -> Replayed:
         for flight in list(self._flights.values()):
@@ -280,7 +287,13 @@ class Simulation:
 
 
 def _engine(
-    contender: Contender, setting: Setting, context: int, folder: Path, fast: bool, cache: bool
+    contender: Contender,
+    setting: Setting,
+    context: int,
+    folder: Path,
+    fast: bool,
+    cache: bool,
+    watch: Watch | None = None,
 ) -> SimulatedEngine:
     from benchmarks.replay.simulation.simulated_engine import (
         SimulatedEngine,
@@ -315,7 +328,7 @@ def _engine(
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
     retention = None if contender.retention is None else contender.retention()
-    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy, retention=retention)
+    return SimulatedEngine(folder, settings, step_seconds_by(step, watch), policy=policy, retention=retention)
 
 
 def prompt_ids(call: Call, number: int, place: int) -> list[int]:
