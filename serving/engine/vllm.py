@@ -49,6 +49,7 @@ except PackageNotFoundError:
 SCHEDULER = "ramify.serving.vllm_plugin.ConcordScheduler"
 PYTHON_VARIABLE = "RAMIFY_VLLM_PYTHON"
 _GPUS, _CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"  # what vLLM reads its device from
+_OFFLOADING = "--kv-offloading-size"
 _STOP_S = 15.0
 _POLL_S = 0.25
 _LONGEST_SOCKETS_FOLDER = 107 - 37  # the limit of a socket's path, less the UUID that vLLM names each socket by
@@ -136,6 +137,11 @@ class VllmEngine:
             raise EngineFailed(f"no weights at {self.model}: run ramify models pull, or use a server by --base-url")
         if self._cpu is None:
             self._cpu = await asyncio.to_thread(_is_for_cpus, python)
+        if self._cpu and any(one.partition("=")[0].replace("_", "-") == _OFFLOADING for one in self._extra):
+            raise EngineFailed(
+                "vLLM for CPUs has no second tier of KV, since its KV is in host memory already: leave "
+                f"{_OFFLOADING} out, and give it more KV by VLLM_CPU_KVCACHE_SPACE"
+            )
         self.slots = self.slots or (_CPU_SLOTS if self._cpu else _SLOTS)
         folder = await asyncio.to_thread(_folder, self.model, python)
         async with contextlib.AsyncExitStack() as stack:

@@ -110,6 +110,12 @@ async def test_missing_parts_error_says_what_to_do(tmp_path: Path, monkeypatch: 
         await VllmEngine(tmp_path / "none.gguf", python=Path(sys.executable)).__aenter__()
 
 
+@pytest.mark.parametrize("asked", ["--kv-offloading-size=4", "--kv_offloading_size"])
+async def test_vllm_for_cpus_has_no_tier_below_its_kv(tmp_path: Path, asked: str) -> None:
+    with pytest.raises(EngineFailed, match="leave --kv-offloading-size out"):
+        await VllmEngine(tmp_path, cpu=True, python=Path(sys.executable), extra=[asked]).__aenter__()
+
+
 async def test_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> None:
     loud = tmp_path / "python"
     loud.write_text("#!/bin/sh\necho no such flag >&2\nexit 3\n")
