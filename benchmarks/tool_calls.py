@@ -205,6 +205,7 @@ def rows(
             if done.returncode:
                 raise ReplayError(f"the replay failed:\n{done.stderr[-3000:]}")
             found[name, seed] = Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
+            print(name, seed, found[name, seed], file=sys.stderr, flush=True)
     if readers:
         return [one for name in names for one in _beside_rows(name, found, range(seeds), readers)]
     return [*(one for name in names for one in _rows_of(name, found, range(seeds))), *_wrong_row(found, range(seeds))]

@@ -207,7 +207,7 @@ class V032:
     def remember(self, scheduler: Any, request: Any) -> Remembered:
         size, each = scheduler.block_size, scheduler.hash_block_size
         whole = len(request.block_hashes) * each // size * size
-        tokens = array("I", request.all_token_ids[:whole])
+        tokens = array("q", request.all_token_ids[:whole])
         return Remembered(
             tokens, tuple(request.block_hashes[: whole // each]), request.lora_request, request.cache_salt
         )

@@ -47,7 +47,7 @@ class KnowsReturns:
 
 
 def prompt(program: int, tokens: int = PROMPT) -> list[int]:
-    return [1 + program] * tokens
+    return [(1 << 40) + program] * tokens  # ids as large as those of a replay
 
 
 def tags(program: int, stage: int, last: bool = False) -> dict[str, object]:
