@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import neg
 from typing import Protocol, runtime_checkable
 
 from ramify.serving.policy.types import StepModel
@@ -252,7 +253,7 @@ class ReturnTimes:
         if at == len(self._times) or stay <= last:
             return max(_PRIOR[2], elapsed), 0.0
         half = (stay + last) / 2
-        median = next(t for t, one in zip(self._times[at:], self._stay[at:], strict=True) if one <= half)
+        median = self._times[bisect_left(self._stay, -half, lo=at, key=neg)]
         return median - elapsed, (stay - last) / stay
 
     def _renew(self, now: float) -> None:

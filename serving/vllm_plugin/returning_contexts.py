@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from ramify.serving.policy.kv_retention import IdleContext
 from ramify.serving.vllm_plugin.version_adapters import Adapter, Remembered, RequestLike
 
-_LOOK_S = 0.05  # between looks for contexts to bring back
+_LOOK_S = 0.25  # between looks for contexts to bring back
 _EARLY_S = 1.0  # a load begins so long before it must: nobody knows to the second when a tool ends
 _FLIGHTS = 2  # loads at once: they share the way to the host's memory with those that calls wait for
-_REMEMBERED = 4  # contexts of so many times the engine's KV are remembered
+_REMEMBERED = 4  # contexts of so many times the engine's KV are remembered,
+_MOST = 512  # and so many at most: each look goes through all
 _LINK = 25e9  # bytes a second, until loads have been timed
 _PRIOR_TOKENS = 10_000  # what that guess weighs
 _FORGET = 0.95  # of what was timed is kept with each load
@@ -82,7 +84,7 @@ class ReturningContexts:
             return
         self._away[context.program] = _Away(context, stage, known)
         self._tokens += len(known.tokens)
-        while self._tokens > self._most:
+        while self._tokens > self._most or len(self._away) > _MOST:
             self._tokens -= len(self._away.popitem(last=False)[1].known.tokens)
 
     def forget(self, chain: str) -> None:
@@ -126,7 +128,7 @@ class ReturningContexts:
             if size > spare or chain in held or chain in self._flights:
                 continue
             left_s = self._back_in(one.context, now)
-            if idle or left_s <= _EARLY_S + 2 * size * self.copy_ms / 1000:
+            if (idle and left_s < inf) or left_s <= _EARLY_S + 2 * size * self.copy_ms / 1000:
                 due.append((left_s, chain))
         for _, chain in sorted(due):
             if len(self._flights) >= _FLIGHTS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -126,6 +127,15 @@ def test_an_engine_that_falls_idle_brings_back_what_fits(tiered: Callable[..., A
         engine.step()
     assert not engine.scheduler.has_requests(), "it rests when they are there"
     assert loaded(engine) >= 39 and len(engine.scheduler._contexts) == 1
+
+
+def test_an_idle_engine_brings_nothing_back_that_nobody_hopes_for(tiered: Callable[..., Any]) -> None:
+    engine = tiered()
+    engine.scheduler._contexts._returning._back_in = lambda one, now: inf
+    evicted(engine)
+    for _ in range(100):
+        engine.step()
+    assert not loaded(engine)
 
 
 def test_nothing_comes_back_into_memory_that_calls_need(tiered: Callable[..., Any]) -> None:
