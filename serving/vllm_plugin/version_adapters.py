@@ -239,6 +239,7 @@ class V032:
                 delay_cache_blocks=True,
                 reserved_blocks=scheduler._inflight_prefill_reserved_blocks(),
                 has_scheduled_reqs=bool(scheduler.running),
+                skip_zeroing_group_ids=connector.get_loaded_kv_cache_group_ids(request),
             )
         if fits is None:
             self.end_load(scheduler, request)
