@@ -200,7 +200,8 @@ class V032:
 
     def tier_token_bytes(self, scheduler: Any) -> int:
         config = scheduler.kv_cache_config
-        if type(scheduler.connector).__name__ not in _TIERS or len(config.kv_cache_groups) != 1:
+        known = type(scheduler.connector).__name__ in _TIERS and len(config.kv_cache_groups) == 1
+        if not known or not config.kv_cache_tensors:
             return 0
         return int(config.kv_cache_tensors[0].size // (config.num_blocks * scheduler.block_size))
 
@@ -281,6 +282,10 @@ class V033(V032):
     """vLLM 0.33: as 0.32, but the message of a request's error reaches the client."""
 
     version = "0.33"
+
+    def tier_token_bytes(self, scheduler: Any) -> int:
+        """Return 0: how this version loads KV has not been compared with `begin_load`."""
+        return 0
 
     def refusal_output(self, request: RequestLike, text: str) -> Any:
         """Return an error with code `validation_error`: vLLM answers it with 400 and the message, any other with
