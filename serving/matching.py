@@ -43,13 +43,14 @@ Rates = Mapping[Atom, float]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job's outstanding request. remaining: devices that it still needs for this round. left: devices of all rounds
-    to come, this one included, None if nobody knows. age_s: since the job arrived. served_s: service that the job has
-    received. fair_s: M · (time alone), where M is the number of jobs at once."""
+    """A job's outstanding request. remaining: devices that it still needs for this round; other costs may be counted
+    as devices. left: devices of all rounds to come, this one included, None if nobody knows. age_s: since the job
+    arrived. served_s: service that the job has received. fair_s: M · (time alone), where M is the number of jobs at
+    once."""
 
     job: JobId
     group: Group
-    remaining: int
+    remaining: float
     arrived: float
     left: float | None = None
     age_s: float = 0.0
