@@ -13,9 +13,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from statistics import mean
 from typing import Any
 
-from ramify.fleet.job_order import JobOrder
+from benchmarks.rows import Row, row
+from ramify.fleet.job_order import JobOrder, order_of
 from ramify.fleet.placement import Asked, Member, Slot
 from ramify.fleet.slot_queue import SlotQueue
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
@@ -23,6 +25,8 @@ from ramify.fork_engine.types import SnapshotId
 from ramify.serving.matching import JobId
 
 FACTS = HostFacts("0", "3.11", "m", 1, "boot", "/home", 64 << 30, {"copy": ""}, "")
+RULES = ("fifo", "srsf", "venn", "price")
+
 ABILITIES: Sequence[frozenset[str]] = [frozenset(), frozenset({"GPU"}), frozenset({"TPU"}), frozenset({"GPU", "TPU"})]
 """As the four strata of Venn's evaluation: what a node has, or a job needs."""
 
@@ -48,22 +52,24 @@ class SimulatedNode:
 
 
 def nodes(each: int) -> list[SimulatedNode]:
-    """Two nodes that have neither, one with each, and one with both."""
+    """Two nodes that have neither resource, one with each, and one with both."""
     return [SimulatedNode(f"node{number}", has, each) for number, has in enumerate([ABILITIES[0], *ABILITIES])]
 
 
-def fleet_jobs(many: int, made_of: Sequence[SimulatedNode], load: float, seed: int) -> list[FleetJob]:
-    """Poisson arrivals that are `load` of what the slots can do. Four kinds of work, of 0.5 to 4 units on average."""
+def fleet_jobs(
+    many: int, abilities: Sequence[frozenset[str]], slots: int, load: float, seed: int, *, most: int = 100
+) -> list[FleetJob]:
+    """Poisson arrivals that are `load` of what the slots can do. Four kinds of work, of 0.5 to 4 units on average;
+    two in five jobs are searches. most: runs or commands of a job."""
     source = random.Random(f"fleet {seed}")
     kinds = [(f"kind{n}", 2.0 ** (n - 1)) for n in range(4)]
     drawn = []
     for number in range(many):
         kind, mean = source.choice(kinds)
-        tasks = min(100, max(1, round(source.lognormvariate(math.log(6), 1.0))))
+        tasks = min(most, max(1, round(source.lognormvariate(math.log(6), 1.0))))
         works = tuple(mean * source.lognormvariate(-0.08, 0.4) for _ in range(tasks))
-        drawn.append((f"job{number}", source.choice(ABILITIES), works, kind, source.random() < 0.4))
-    work = sum(sum(works) for _, _, works, _, _ in drawn)
-    between = work / many / (load * sum(one.slots for one in made_of))
+        drawn.append((f"job{number}", source.choice(abilities), works, kind, source.random() < 0.4))
+    between = sum(sum(works) for _, _, works, _, _ in drawn) / many / (load * slots)
     at, made = 0.0, list[FleetJob]()
     for id, needs, works, kind, searches in drawn:
         at += source.expovariate(1 / between)
@@ -147,3 +153,26 @@ class _Simulation:
 
     def _push(self, at: float, job: FleetJob, slot: Slot[None] | None) -> None:
         heapq.heappush(self._events, (at, next(self._numbers), job, slot))
+
+
+async def slot_rows(seeds: Sequence[int], each: int = 4, load: float = 0.9, fetch_s: float = 0.5) -> list[Row]:
+    """Jobs on the slots of five unlike nodes, by the queue of the fleet itself."""
+    made_of, gains = nodes(each), dict[str, list[float]]()
+    for seed in seeds:
+        made = fleet_jobs(50, ABILITIES, each * len(made_of), load, seed)
+        took = {}
+        for rule in ("random", *RULES):
+            done = complete(made, made_of, order_of(rule, 0.0, random.Random(seed)), fetch_s)
+            took[rule] = mean(done.values())
+        for rule in RULES:
+            gains.setdefault(rule, []).append(took["random"] / took[rule])
+    return [
+        row(
+            f"{rule}, jobs on the slots of five nodes (simulated)",
+            round(mean(values), 3),
+            "x over random",
+            spread=(min(values), max(values)),
+            note=f"{len(seeds)} seeds, load {load}",
+        )
+        for rule, values in gains.items()
+    ]
