@@ -51,10 +51,13 @@ class Fleet:
     `runtime`.
 
     runtime: open, with `database` on a PostgreSQL server (or a file, while all nodes are on this machine) and with
-    `remote`. address: "auto", or HOST:PORT of Ray's head; this machine must be a node of the cluster. runs_per_node:
-    by default as many as Ray says the node has CPUs; a node without CPUs takes none. patience: for how long a run
-    waits for a node that can take it, if there is none. observer: called with each event; what it raises is for the
-    exception handler of the event loop.
+    `remote`. address: "auto" or HOST:PORT of Ray's head, if this machine is a node of the cluster; ray://HOST:10001,
+    the head's port for clients, if it is not. runs_per_node: by default as many as Ray says the node has CPUs; a node
+    without CPUs takes none. patience: for how long a run waits for a node that can take it, if there is none.
+    observer: called with each event; what it raises is for the exception handler of the event loop. matching: which
+    job gets a slot that several wait for: "price", "venn", "srsf", "fifo" or "random" (docs/how-to/match-jobs.md).
+    fairness: how soon "price" and "venn" serve a job that has waited for longer than its share; 0: never for that.
+    random: the source of "random" and "venn".
 
     Workflows are found on each node at the same path as here. A node uses its own $RAMIFY_HOME, its own model server
     if $RAMIFY_BASE_URL names one, and the key in its $RAMIFY_API_KEY.
@@ -72,7 +75,7 @@ class Fleet:
         patience: Duration = 30.0,
         observer: Callable[[FleetEvent], None] | None = None,
         matching: str = "price",
-        fairness: float = 0.0,
+        fairness: float | None = None,
         random: Random | None = None,
     ) -> None:
         if runs_per_node is not None and runs_per_node < 1:

@@ -52,6 +52,9 @@ _TIERS = 2
 
 FIFO = "fifo"
 
+FAIRNESS = {"price": 2.0, "venn": 0.0}
+"""The rules that know fairness, and its default."""
+
 RULES: Mapping[str, Callable[[float, random.Random], Matching]] = {
     "price": lambda fairness, _: ScarcityPriced(fairness),
     "venn": lambda fairness, _: Venn(fairness),
@@ -60,16 +63,17 @@ RULES: Mapping[str, Callable[[float, random.Random], Matching]] = {
 }
 
 
-def order_of(matching: str, fairness: float, source: random.Random) -> JobOrder | None:
-    """The order of that name; None for "fifo". Raises ValueError if there is none."""
-    if fairness < 0:
-        raise ValueError(f"fairness={fairness:g}: 0 or more")
+def order_of(matching: str, fairness: float | None, source: random.Random) -> JobOrder | None:
+    """The order of that name; None for "fifo". fairness: None for the default of the rule. Raises ValueError if there
+    is no such rule, or if it knows no fairness."""
+    if matching not in (*RULES, FIFO):
+        raise ValueError(f"matching={matching!r}: one of {', '.join(sorted([*RULES, FIFO]))}")
+    if fairness is not None and (matching not in FAIRNESS or fairness < 0):
+        raise ValueError(f"fairness={fairness:g}: 0 or more, for {' and '.join(FAIRNESS)}")
     if matching == FIFO:
         return None
-    if matching not in RULES:
-        raise ValueError(f"matching={matching!r}: one of {', '.join(sorted([*RULES, FIFO]))}")
     tiers = NodeTiers(_TIERS, source) if matching == "venn" else None
-    return JobOrder(RULES[matching](fairness, source), tiers)
+    return JobOrder(RULES[matching](FAIRNESS.get(matching, 0.0) if fairness is None else fairness, source), tiers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +163,25 @@ class JobOrder:
         asks = _by_job(waiting, member)
         many = len({one.oldest.asked.job for one in asks if one.oldest.asked.job} | self._holders())
         many += sum(not one.oldest.asked.job for one in asks)
-        requests = [self._request(str(at), one, fits, many, now) for at, one in enumerate(asks)]
+        slots = {group: max(sum(node.slots for node in nodes), 1) for group, nodes in fits.items()}
+        requests = [self._request(str(at), one, slots[one.oldest.group], many, now) for at, one in enumerate(asks)]
         ranked = [asks[int(id)] for id in self._rule.order(requests, rates)[atom]]
         if self._tiers is not None:
             tiers = self._tiers
             ranked.sort(key=lambda one: not tiers.accepts(one.oldest.asked.job, member.node.id))
         return ranked[0].best
 
-    def _request(
-        self, id: str, one: _Asking, fits: Mapping[Group, Sequence[Member[Any]]], many: int, now: float
-    ) -> Request:
-        asked, group = one.oldest.asked, one.oldest.group
-        job = self._jobs.get(asked.job)
+    def _request(self, id: str, one: _Asking, slots: int, many: int, now: float) -> Request:
+        """slots: of the nodes that suit it. many: jobs at this time."""
+        asked, job = one.oldest.asked, self._jobs.get(one.oldest.asked.job)
         received = 0.0 if job is None else job.received_s(now)
         usual, mean = self._time_of(asked), self._mean_s or 1.0
         demand = one.many + FETCH * (1.0 - one.share)
         left = demand * usual / mean + (received / mean if asked.returns else 0.0)
-        slots = sum(node.slots for node in fits[group])
-        alone = max(usual, (one.many * usual + received) / max(slots, 1))
+        alone = max(usual, (one.many * usual + received) / slots)
         return Request(
             JobId(id),
-            group,
+            one.oldest.group,
             demand,
             one.oldest.since,
             left=left,

@@ -1,4 +1,4 @@
-"""`RunHost` on a node, through Ray. The only module, with `ray_cluster`, that knows Ray; `ray_cluster` imports it."""
+"""`RunHost` on a node, as this program calls it through Ray, which `ray_cluster` imports."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ class ActorThroughClient:
     async def kill(self) -> None:
         """Does not wait for long: the actor ends with the connection at the latest."""
         killing = self._thread.submit(self._ray.kill, self._actor)
-        self._thread.shutdown(wait=False)
         with suppress(TimeoutError, ConnectionError):
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(killing)), _KILL_S)
 

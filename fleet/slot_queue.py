@@ -74,17 +74,18 @@ class SlotQueue(Generic[Host]):
     def _next(self) -> tuple[int, Member[Host]] | None:
         """What gets a slot next, by its position, and of which node."""
         free = [one for one in self.members if one.taken < one.slots]
-        waiting = [one for one, _ in self._waiting]
-        fits = {one.group: one.asked for one in waiting} if free else {}
-        nodes = {group: fitting(self.members, asked) for group, asked in fits.items()}
-        able = [at for at, one in enumerate(waiting) if any(node in free for node in nodes.get(one.group, ()))]
-        if not able:
+        if not free or not self._waiting:
             return None
-        first = able[0]
-        if self.order is not None and len(able) > 1:
-            suits = {id(node) for at in able for node in nodes[waiting[at].group]}
-            freest = max((one for one in free if id(one) in suits), key=lambda one: one.free)
-            first = self.order.first(waiting, freest, nodes, self.members, self._now())
+        waiting = [one for one, _ in self._waiting]
+        fits = {group: fitting(self.members, asked) for group, asked in {w.group: w.asked for w in waiting}.items()}
+        able = {group for group, nodes in fits.items() if any(one in free for one in nodes)}
+        first = next((at for at, one in enumerate(waiting) if one.group in able), None)
+        if first is None:
+            return None
+        if self.order is not None and any(one.group in able for one in waiting[first + 1 :]):
+            suits = [one for one in free if any(one in fits[group] for group in able)]
+            freest = max(suits, key=lambda one: one.free)
+            first = self.order.first(waiting, freest, fits, self.members, self._now())
         member = choose(free, waiting[first].asked)
         assert member is not None, "a free node suits it"
         return first, member

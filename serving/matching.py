@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType, Protocol
@@ -209,6 +210,9 @@ def _served(
 FEWEST = 8
 """Responses that each tier needs before its percentile says anything."""
 
+MOST = 10_000
+"""Responses, the latest ones, that tiers are made of."""
+
 
 @dataclass(slots=True)
 class TierMatching:
@@ -220,7 +224,7 @@ class TierMatching:
 
     tiers: int
     random: random.Random
-    _profile: list[tuple[float, float]] = field(default_factory=list)  # (capability, response time)
+    _profile: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST))  # capability, time
     _bounds: list[float] = field(default_factory=list)
     _chosen: int | None = None
 

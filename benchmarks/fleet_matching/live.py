@@ -62,7 +62,7 @@ async def _perform(fleet: Fleet, job: FleetJob, name: str) -> None:
 
 async def _mean_s(fleet: Fleet, jobs: Sequence[FleetJob], rule: str, seed: int) -> float:
     """The mean completion time of the jobs under a rule."""
-    fleet._nodes.queue.order = order_of(rule, 0.0, random.Random(seed))
+    fleet._nodes.queue.order = order_of(rule, None, random.Random(seed))
     begun = time.perf_counter()
 
     async def completion_s(job: FleetJob) -> float:

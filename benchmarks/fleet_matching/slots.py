@@ -162,7 +162,7 @@ async def slot_rows(seeds: Sequence[int], each: int = 4, load: float = 0.9, fetc
         made = fleet_jobs(50, ABILITIES, each * len(made_of), load, seed)
         took = {}
         for rule in ("random", *RULES):
-            done = complete(made, made_of, order_of(rule, 0.0, random.Random(seed)), fetch_s)
+            done = complete(made, made_of, order_of(rule, None, random.Random(seed)), fetch_s)
             took[rule] = mean(done.values())
         for rule in RULES:
             gains.setdefault(rule, []).append(took["random"] / took[rule])

@@ -23,7 +23,7 @@ GPU = Needs(resources={"GPU": 1})
 class Fleet:
     """Two nodes with a slot each, both taken, one with a GPU; the time is set."""
 
-    def __init__(self, rule: str, fairness: float = 0.0) -> None:
+    def __init__(self, rule: str, fairness: float | None = None) -> None:
         self.now = 0.0
         order = order_of(rule, fairness, random.Random(1))
         self.queue: SlotQueue[None] = SlotQueue(order, now=lambda: self.now)
@@ -189,7 +189,15 @@ async def test_a_slot_of_another_tier_is_taken_if_nobody_else_wants_it() -> None
     assert [fleet.next(fleet.plain) for _ in range(6)] == ["other"] * 5 + ["picky"]
 
 
-@pytest.mark.parametrize(("matching", "fairness"), [("best", 0.0), ("", 0.0), ("venn", -1.0)])
-def test_an_unknown_rule_is_refused(matching: str, fairness: float) -> None:
-    with pytest.raises(ValueError, match="fairness=-1" if fairness else "one of fifo, price, random, srsf, venn"):
+@pytest.mark.parametrize(
+    ("matching", "fairness", "why"),
+    [
+        ("best", None, "one of fifo, price, random, srsf, venn"),
+        ("", 1.0, "one of fifo"),
+        ("venn", -1.0, "fairness=-1: 0 or more, for price and venn"),
+        ("fifo", 1.0, "fairness=1: 0 or more, for price and venn"),
+    ],
+)
+def test_an_unknown_rule_is_refused(matching: str, fairness: float | None, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
         order_of(matching, fairness, random.Random())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import branches_app, fleet_app
 from ramify import Fleet, Runtime
 from ramify.compiler.plan import OpKind
 
-where, address, folder = sys.argv[1:4]
+where, address, bucket, folder, name = sys.argv[1:]
 told = []
 
 async def works(fleet):
@@ -78,19 +79,19 @@ async def waits(fleet):
 
 async def main():
     async with Runtime(
-        home=where + "/program", database=where + "/shared.db", remote=where + "/bucket", sandbox="copy"
+        home=where + "/program", database=where + "/shared.db", remote=bucket, sandbox="copy"
     ) as runtime:
         async with Fleet(runtime, address) as fleet:
-            await {"works": works, "waits": waits}[sys.argv[4]](fleet)
+            await {"works": works, "waits": waits}[name](fleet)
     print(json.dumps(told))
 
 asyncio.run(main())
 """
 
 
-@pytest.fixture
-def clients(tmp_path: Path) -> Iterator[Any]:
-    """A cluster of two nodes whose head takes clients."""
+@contextmanager
+def cluster_for_clients(folder: Path) -> Iterator[Any]:
+    """Two nodes, and a head that takes clients."""
     pytest.importorskip("ray", reason="needs Ray (ramify[ray]; .ci/run ray installs it)")
     pytest.importorskip("grpc", reason="needs Ray's client (ramify[ray]; .ci/run ray installs it)")
     from ray.cluster_utils import Cluster
@@ -101,16 +102,29 @@ def clients(tmp_path: Path) -> Iterator[Any]:
     cluster = Cluster()
     try:
         for number, more in enumerate(({"ray_client_server_port": port}, {})):
-            variables = {"RAMIFY_HOME": str(tmp_path / f"home{number}")}
+            variables = {"RAMIFY_HOME": str(folder / f"home{number}")}
             memory = {"object_store_memory": 80 << 20, "include_dashboard": False}
             cluster.add_node(num_cpus=1, env_vars=variables, **memory, **more)
-        cluster.client_address = f"ray://127.0.0.1:{port}"
+        cluster.client_address, cluster.bucket = f"ray://127.0.0.1:{port}", str(folder / "bucket")
         yield cluster
     finally:
         cluster.shutdown()
 
 
-def begin(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with cluster_for_clients(tmp_path_factory.mktemp("raylets")) as found:
+        yield found
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Any]:
+    """For a test that breaks it."""
+    with cluster_for_clients(tmp_path) as found:
+        yield found
+
+
+def begin(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     folders = [str(Path(fleet_app.__file__).parent), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **variables}
     return subprocess.Popen(
@@ -133,7 +147,7 @@ def until(there: Callable[[], bool], program: subprocess.Popen[str]) -> None:
 
 
 def test_a_program_outside_places_everything_on_nodes(clients: Any, tmp_path: Path, folder: Path) -> None:
-    out, _ = ended(begin(tmp_path, "-c", PROGRAM, str(tmp_path), clients.client_address, str(folder), "works"))
+    out, _ = ended(begin("-c", PROGRAM, str(tmp_path), clients.client_address, clients.bucket, str(folder), "works"))
     hostname = socket.gethostname()
     assert json.loads(out) == [
         [hostname, hostname],
@@ -153,19 +167,21 @@ def test_a_program_outside_places_everything_on_nodes(clients: Any, tmp_path: Pa
 def test_the_command_line_from_outside_prints_only_the_result(clients: Any, tmp_path: Path, folder: Path) -> None:
     command = ["-c", "from ramify.cli.start import main; main()", "--home", str(tmp_path / "home")]
     command += ["run", f"{fleet_app.__file__}:where"]
-    where = ["--remote", str(tmp_path / "bucket"), "--sandbox", "copy", "--fleet"]
-    out, err = ended(begin(tmp_path, *command, str(folder), *where, clients.client_address))
+    where = ["--remote", clients.bucket, "--sandbox", "copy", "--fleet"]
+    out, err = ended(begin(*command, str(folder), *where, clients.client_address))
     assert out.strip().isdecimal()
     assert "goes on on node" in err
-    by_variable = begin(tmp_path, *command, str(folder), *where, "auto", RAY_ADDRESS=clients.client_address)
+    by_variable = begin(*command, str(folder), *where, "auto", RAY_ADDRESS=clients.client_address)
     assert ended(by_variable)[0].strip().isdecimal()
 
 
-def test_a_head_that_is_gone_ends_what_waits_and_the_work_is_kept(clients: Any, tmp_path: Path, folder: Path) -> None:
-    asked = ["-c", PROGRAM, str(tmp_path), clients.client_address, str(folder), "waits"]
-    program = begin(tmp_path, *asked, RAY_CLIENT_RECONNECT_GRACE_PERIOD="6")
+def test_a_head_that_is_gone_ends_what_waits_and_the_work_is_kept(
+    own_cluster: Any, tmp_path: Path, folder: Path
+) -> None:
+    asked = ["-c", PROGRAM, str(tmp_path), own_cluster.client_address, own_cluster.bucket, str(folder), "waits"]
+    program = begin(*asked, RAY_CLIENT_RECONNECT_GRACE_PERIOD="6")
     until((folder / fleet_app.SENT).exists, program)
-    for process in clients.head_node.all_processes["gcs_server"]:
+    for process in own_cluster.head_node.all_processes["gcs_server"]:
         os.kill(process.process.pid, signal.SIGKILL)
     silence, run, of_run, of_world = json.loads(ended(program)[0])
     assert silence == 6.0
@@ -186,7 +202,7 @@ def test_a_head_that_is_gone_ends_what_waits_and_the_work_is_kept(clients: Any, 
 )
 def test_addresses_that_are_no_cluster(tmp_path: Path, folder: Path, address: str, why: str) -> None:
     pytest.importorskip("ray", reason="needs Ray (ramify[ray]; .ci/run ray installs it)")
-    program = begin(tmp_path, "-c", PROGRAM, str(tmp_path), address, str(folder), "works")
+    program = begin("-c", PROGRAM, str(tmp_path), address, str(tmp_path / "bucket"), str(folder), "works")
     _, err = program.communicate(timeout=LONGEST_S)
     assert program.returncode
     assert why in err

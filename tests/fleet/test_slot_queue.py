@@ -26,7 +26,7 @@ def member(name: str, slots: int = 1, **resources: float) -> Member[None]:
 
 
 def queue_of(rule: str, *members: Member[None]) -> SlotQueue[None]:
-    queue: SlotQueue[None] = SlotQueue(order_of(rule, 0.0, random.Random(1)))
+    queue: SlotQueue[None] = SlotQueue(order_of(rule, None, random.Random(1)))
     for one in members:
         queue.add(one)
     return queue
