@@ -109,7 +109,7 @@ async def rows(quick: bool, database: str, kind: str, parts: Collection[str]) ->
                 found += await fleet_search.rows(fleet, folder, quick)
                 found += await fleet_branches.rows(runtime, fleet, quick)
             if "matching-live" in parts:
-                found += await live.rows(fleet, quick)
+                found += await live.rows(runtime, cluster.address, quick)
             if "kills" in parts:
                 found += await fleet_kills.rows(cluster, runtime, fleet, heard, folder, 2)
             if "ray" in parts:
