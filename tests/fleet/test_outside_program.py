@@ -89,6 +89,18 @@ asyncio.run(main())
 """
 
 
+def add(cluster: Any, **how: Any) -> None:
+    """Ray gives a node 30 seconds to start, which is not enough under much load: it is tried again."""
+    for left in reversed(range(3)):
+        try:
+            cluster.add_node(**how)
+        except Exception:  # Ray raises no other class
+            if not left:
+                raise
+        else:
+            return
+
+
 @contextmanager
 def cluster_for_clients(folder: Path) -> Iterator[Any]:
     """Two nodes, and a head that takes clients."""
@@ -104,7 +116,7 @@ def cluster_for_clients(folder: Path) -> Iterator[Any]:
         for number, more in enumerate(({"ray_client_server_port": port}, {})):
             variables = {"RAMIFY_HOME": str(folder / f"home{number}")}
             memory = {"object_store_memory": 80 << 20, "include_dashboard": False}
-            cluster.add_node(num_cpus=1, env_vars=variables, **memory, **more)
+            add(cluster, num_cpus=1, env_vars=variables, **memory, **more)
         cluster.client_address, cluster.bucket = f"ray://127.0.0.1:{port}", str(folder / "bucket")
         yield cluster
     finally:
