@@ -77,8 +77,8 @@ class Runtime(RecordedRuns):
     - `remote`: a bucket (docs/how-to/fleet.md). Each state of a run is uploaded after it is sealed, while the run
       goes on, and a state that this machine lacks is fetched. Closing waits for the uploads, and raises `RemoteError`
       if one failed.
-    - `fleet`: a Ray cluster, "auto" or HOST:PORT of its head, whose nodes run steps of a fork's branches
-      (docs/how-to/ray.md); `Runtime.fleet` is its `Fleet`. It needs `remote`.
+    - `fleet`: a Ray cluster, "auto", HOST:PORT of its head or ray://HOST:10001, whose nodes run steps of a fork's
+      branches (docs/how-to/ray.md); `Runtime.fleet` is its `Fleet`. It needs `remote`.
 
     $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE are the defaults of these arguments.
     $RAMIFY_OTEL=1 traces every run (see `ramify.telemetry`).

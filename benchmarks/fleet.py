@@ -12,9 +12,10 @@ of random matching over those of a rule, per seed. The seeds are not those with 
 (fleet_throughput.py). `memory` has one worker process do as many runs as it gets in an hour (fleet_memory.py). Both
 need PostgreSQL, which they start themselves unless `--postgres` names a server. `search` (with branches of a run) and
 `ray` start a Ray cluster of raylets on this machine and use its nodes (fleet_search.py, fleet_branches.py,
-fleet_ray.py). So does `kills`, which kills nodes, their processes, the head, the database and the object store at
-random moments (fleet_kills.py). `--quick` takes a minute: few and small rows, without `memory` and `kills`;
-`--only kills --quick` kills one process and one node. Chunks in the background add up to one figure:
+fleet_ray.py). So do `matching-live`, which gives the fleet runs and searches that need different nodes, once for each
+rule (fleet_matching/live.py), and `kills`, which kills nodes, their processes, the head, the database and the object
+store at random moments (fleet_kills.py). `--quick` takes a minute: few and small rows, without `memory`, `kills` and
+`matching-live`; `--only kills --quick` kills one process and one node. Chunks in the background add up to one figure:
 
     for seed in 1 2 3; do python benchmarks/fleet.py --only kills --kills 50 --seed $seed --tally FILE; done
 """
@@ -41,6 +42,7 @@ import postgres  # noqa: E402
 
 from benchmarks import fleet_kills, fleet_memory, fleet_ray, fleet_throughput  # noqa: E402
 from benchmarks.fleet_matching.simulation import Device, Job, Outcome, simulate  # noqa: E402
+from benchmarks.fleet_matching.slots import slot_rows  # noqa: E402
 from benchmarks.fleet_matching.workloads import GROUPS, LOAD, STRATA, Workload, devices, jobs, rates_for  # noqa: E402
 from benchmarks.rows import Row, median_row, not_measured, options, row, show  # noqa: E402
 from ramify import World  # noqa: E402
@@ -63,8 +65,9 @@ from ramify.serving.matching import (  # noqa: E402
 )
 from ramify.worlds.home import WorldHome  # noqa: E402
 
-PARTS = ("travel", "matching", "throughput", "memory", "search", "kills", "ray")
-QUICK_PARTS = tuple(one for one in PARTS if one not in ("memory", "kills"))
+PARTS = ("travel", "matching", "throughput", "memory", "search", "kills", "ray", "matching-live")
+ON_RAY = ("search", "kills", "ray", "matching-live")
+QUICK_PARTS = tuple(one for one in PARTS if one not in ("memory", "kills", "matching-live"))
 MEBIBYTE = 1 << 20
 SIZE, QUICK_SIZE = 100 * MEBIBYTE, 20 * MEBIBYTE
 PUBLISHED = {
@@ -303,13 +306,17 @@ def main() -> None:
     if "matching" in parts:
         rows += matching_rows((Workload.LOW,) if asked.quick else tuple(Workload), seeds)
         if not asked.quick:
-            rows += [*bound_rows(20), *fairness_rows(seeds), tier_row(seeds)]
+            rows += [*bound_rows(20), *fairness_rows(seeds), tier_row(seeds), *asyncio.run(slot_rows(range(10)))]
     with Databases(asked.postgres) as databases:
         if "throughput" in parts:
             rows += throughput_rows(asked.quick, databases)
         if "memory" in parts:
             rows += memory_rows(asked.quick, databases)
-        on_ray = [one for one in ("search", "kills", "ray") if one in parts and (asked.quick or one != "kills")]
+        on_ray = [
+            one
+            for one in ("search", "kills", "ray", "matching-live")
+            if one in parts and (asked.quick or one != "kills")
+        ]
         if on_ray:
             rows += ray_rows(asked.quick, databases, on_ray)
     if "kills" in parts and not asked.quick:

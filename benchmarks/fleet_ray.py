@@ -15,6 +15,7 @@ from statistics import median
 
 from benchmarks import fleet_branches, fleet_kills, fleet_search
 from benchmarks.fleet_cluster import Heard, RayletCluster, open_fleet
+from benchmarks.fleet_matching import live
 from benchmarks.rows import Row, median_row, not_measured
 from ramify import Runtime, Sandbox, step, workflow
 from ramify.fleet.fleet import Fleet
@@ -89,9 +90,14 @@ async def _goes_on(
 
 
 async def rows(quick: bool, database: str, kind: str, parts: Collection[str]) -> list[Row]:
-    """`database`: an empty one. `kind`: what to call it in the notes. `parts`: of "search", "kills" and "ray"."""
+    """`database`: an empty one. `kind`: what to call it in the notes. `parts`: of those that need Ray."""
     if importlib.util.find_spec("ray") is None:
-        names = {"search": (*fleet_search.NAMES, *fleet_branches.NAMES), "kills": fleet_kills.NAMES, "ray": NAMES}
+        names = {
+            "search": (*fleet_search.NAMES, *fleet_branches.NAMES),
+            "kills": fleet_kills.NAMES,
+            "ray": NAMES,
+            "matching-live": live.NAMES,
+        }
         return [
             not_measured(name, "", "Ray is not installed (ramify[ray])") for part in parts for name in names[part]
         ]
@@ -102,6 +108,8 @@ async def rows(quick: bool, database: str, kind: str, parts: Collection[str]) ->
             if "search" in parts:
                 found += await fleet_search.rows(fleet, folder, quick)
                 found += await fleet_branches.rows(runtime, fleet, quick)
+            if "matching-live" in parts:
+                found += await live.rows(runtime, cluster.address, quick)
             if "kills" in parts:
                 found += await fleet_kills.rows(cluster, runtime, fleet, heard, folder, 2)
             if "ray" in parts:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.carried_errors import CarriedError, carried, rebuilt
-from ramify.fleet.ray_cluster import HostDied, RayHost
+from ramify.fleet.ray_host import HostDied, RayHost
 from ramify.fleet.relayed_places import (
     BranchesEnded,
     Errand,

@@ -15,8 +15,8 @@ from typing import Any
 from ramify.fleet.carried_errors import carried, rebuilt
 from ramify.fleet.errors import ClusterUnreachable, FleetError, NodesDied
 from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
-from ramify.fleet.placement import Asked, Member
-from ramify.fleet.ray_cluster import HostDied, RayHost
+from ramify.fleet.placement import NO_JOB, Asked, Member, Slot
+from ramify.fleet.ray_host import HostDied, RayHost
 from ramify.fleet.step_calls import ModelAsk, Told
 from ramify.fleet.step_host import StepReply
 from ramify.fleet.types import Needs, NodeId, StepMoved, StepStays
@@ -25,6 +25,7 @@ from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.execution.placed_steps import Asking, Place, StepAnswer, StepOrder
 from ramify.runtime.records import BranchPath, RunId
 from ramify.runtime.worlds.recovery import missing
+from ramify.serving.matching import JobId
 from ramify.session import Runtime
 
 _STOP_S = 30.0
@@ -35,7 +36,8 @@ class BranchPlaces:
     """The places for one run (`Places`). On one event loop.
 
     sandbox: the name of its backend. here: the node that works on the run, if that is one of the fleet. lends: the
-    run has a slot of that node, which a step may use, because the run waits for its branches.
+    run has a slot of that node, which a step may use, because the run waits for its branches. job: that
+    the run is part of; by default the run.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class BranchPlaces:
         *,
         here: NodeId | None,
         lends: bool = False,
+        job: JobId = NO_JOB,
     ) -> None:
         self.nodes, self.runtime, self.run, self.sandbox, self._here = nodes, runtime, run, sandbox, here
         self._own = asyncio.Semaphore(1) if lends else None
+        self._job = job or JobId(run)
         self.refusal = f"no node can take a branch of run {run}. `ramify resume {run}` continues it:"
         self.died: dict[str, list[str]] = {}  # nodes, by the key of the step that they worked on
         self._where: dict[BranchPath, NodeId] = {}
@@ -65,24 +69,33 @@ class BranchPlaces:
 
     @asynccontextmanager
     async def place(self, branch: BranchPath, state: SnapshotId | None) -> AsyncIterator[Place | None]:
-        asked = Asked(self.sandbox, Needs(), state or _NO_STATE, self._near(branch), stays=branch in self._bound)
+        asked = Asked(
+            self.sandbox,
+            Needs(),
+            state or _NO_STATE,
+            self._near(branch),
+            stays=branch in self._bound,
+            job=self._job,
+            returns=True,
+        )
         queue = self.nodes.queue
         if queue.members and not queue.can_ever_place(asked):
             yield None  # a sandbox backend of the program's own, for example
             return
-        member = await self._slot(asked)
+        slot = await self._slot(asked)
+        member = None if slot is None else slot.member
         try:
             home = self._here if member is None else member.node.id
             if home is not None:
                 self._where[branch] = home
             yield None if member is None or home == self._here else _NodePlace(self, member)
         finally:
-            if member is not None:
-                queue.release(member)
+            if slot is not None:
+                queue.release(slot)
             elif self._own is not None:
                 self._own.release()
 
-    async def _slot(self, asked: Asked) -> Member[RayHost] | None:
+    async def _slot(self, asked: Asked) -> Slot[RayHost] | None:
         """Wait for a slot, and take it. None: the run's own."""
         own, elsewhere = self._own, asked.stays and asked.near != self._here
         if own is None or elsewhere:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
+from random import Random
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -24,9 +25,10 @@ from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import FleetClosed, FleetError, NodesDied, NotShared
 from ramify.fleet.fleet_world import FleetWorld, world_on_nodes
+from ramify.fleet.job_order import order_of
 from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
 from ramify.fleet.placement import Asked, Member
-from ramify.fleet.ray_cluster import HostDied, RayHost
+from ramify.fleet.ray_host import HostDied, RayHost
 from ramify.fleet.relayed_events import decoded
 from ramify.fleet.run_host import Ended, file_identity
 from ramify.fleet.types import FleetEvent, HostFacts, Needs, NotUploaded, Placed, Shared
@@ -37,6 +39,7 @@ from ramify.runtime.records import RunId, RunRecord, RunStatus
 from ramify.runtime.store.address import parse
 from ramify.runtime.worlds.recovery import missing
 from ramify.sandboxes.contract import Limits
+from ramify.serving.matching import JobId
 from ramify.session import Runtime
 
 _STOP_S = 30.0
@@ -48,10 +51,13 @@ class Fleet:
     `runtime`.
 
     runtime: open, with `database` on a PostgreSQL server (or a file, while all nodes are on this machine) and with
-    `remote`. address: "auto", or HOST:PORT of Ray's head; this machine must be a node of the cluster. runs_per_node:
-    by default as many as Ray says the node has CPUs; a node without CPUs takes none. patience: for how long a run
-    waits for a node that can take it, if there is none. observer: called with each event; what it raises is for the
-    exception handler of the event loop.
+    `remote`. address: "auto" or HOST:PORT of Ray's head, if this machine is a node of the cluster; ray://HOST:10001,
+    the head's port for clients, if it is not. runs_per_node: by default as many as Ray says the node has CPUs; a node
+    without CPUs takes none. patience: for how long a run waits for a node that can take it, if there is none.
+    observer: called with each event; what it raises is for the exception handler of the event loop. matching: which
+    job gets a slot that several wait for: "price", "venn", "srsf", "fifo" or "random" (docs/how-to/match-jobs.md).
+    fairness: how soon "price" and "venn" serve a job that has waited for longer than its share; 0: never for that.
+    random: the source of "random" and "venn".
 
     Workflows are found on each node at the same path as here. A node uses its own $RAMIFY_HOME, its own model server
     if $RAMIFY_BASE_URL names one, and the key in its $RAMIFY_API_KEY.
@@ -68,11 +74,20 @@ class Fleet:
         runs_per_node: int | None = None,
         patience: Duration = 30.0,
         observer: Callable[[FleetEvent], None] | None = None,
+        matching: str = "price",
+        fairness: float | None = None,
+        random: Random | None = None,
     ) -> None:
         if runs_per_node is not None and runs_per_node < 1:
             raise ValueError(f"runs_per_node={runs_per_node}: at least 1")
         self.runtime = runtime
-        self._nodes = FleetNodes(address, slots=runs_per_node, patience_s=seconds(patience), observer=observer)
+        self._nodes = FleetNodes(
+            address,
+            slots=runs_per_node,
+            patience_s=seconds(patience),
+            observer=observer,
+            order=order_of(matching, fairness, random or Random()),
+        )
         self._stack = AsyncExitStack()
         self._is_open = False
 
@@ -121,11 +136,14 @@ class Fleet:
         deadline: Duration | None = None,
         plan: Plan | None = None,
         needs: Needs = Needs(),  # noqa: B008
+        job: str | None = None,
     ) -> Any:
-        """As `run`, for a workflow whose parameters have the same names as those of `run`, or a run with needs."""
+        """As `run`, for a workflow whose parameters have the same names as those of `run`, or for a run with needs.
+
+        job: names what the run is part of, where runs, worlds and branches wait for nodes; by default the run."""
         self._check_open()
         record = await self.runtime.create(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
-        return await self._to_the_end(record, needs)
+        return await self._to_the_end(record, needs, job)
 
     async def resume(
         self,
@@ -134,13 +152,14 @@ class Fleet:
         answer: Any = NO_ANSWER,
         answers: Mapping[str, Any] = MappingProxyType({}),
         needs: Needs = Needs(),  # noqa: B008
+        job: str | None = None,
     ) -> Any:
         """Continue a run on a node, where its journal ends; answers as in `Runtime.resume`. Its states must be in the
         bucket, or steps of it are run again."""
         self._check_open()
         record = await self.runtime.record(run_id)
         await self.runtime.store_answers_of(record, given_answers(answer, answers), "Fleet.resume")
-        return await self._to_the_end(record, needs)
+        return await self._to_the_end(record, needs, job)
 
     def world(
         self,
@@ -152,6 +171,7 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         limits: Limits | None = None,
         needs: Needs = Needs(),  # noqa: B008
+        job: str | None = None,
     ) -> AbstractAsyncContextManager[FleetWorld]:
         """A world whose commands run on a node: `async with fleet.world("repo") as world`. It is made from a folder
         of this machine, from a snapshot (a tag, a world or an id of this home, or the whole id of one in the bucket),
@@ -171,6 +191,7 @@ class Fleet:
             env=env,
             limits=limits,
             needs=needs,
+            job=JobId(job or ""),
         )
 
     @property
@@ -188,14 +209,21 @@ class Fleet:
         if not self._is_open:
             raise FleetClosed("the fleet is not open: `async with Fleet(runtime) as fleet`")
 
-    async def _to_the_end(self, record: RunRecord, needs: Needs) -> Any:
+    async def _to_the_end(self, record: RunRecord, needs: Needs, job: str | None) -> Any:
         if record.status is not RunStatus.DONE:
             assert self.runtime.bucket is not None
             base, layers = record.base_snapshot, frozenset[str]()
             if await asyncio.to_thread(missing, self.runtime.snapshots, base) is None:
                 await self.runtime.bucket.upload(base)
                 layers = frozenset((await asyncio.to_thread(self.runtime.snapshots.get, base)).all_layers)
-            asked = Asked(self.runtime.sandbox_of(record), needs, base, layers=layers)
+            asked = Asked(
+                self.runtime.sandbox_of(record),
+                needs,
+                base,
+                layers=layers,
+                job=JobId(job or record.id),
+                kind=record.workflow,
+            )
             await self._on_nodes(record.id, asked)
         return await self.runtime.resume(record.id)  # the result of a run that is done
 
@@ -204,7 +232,8 @@ class Fleet:
         died: list[str] = []
         dead: set[tuple[str, int]] = set()  # their processes, as leases name them
         while len(died) < MOST_DEATHS:
-            member = await self._nodes.place(asked, refusal)
+            slot = await self._nodes.place(asked, refusal)
+            member = slot.member
             try:
                 self._nodes.emit(Placed(run, member.node.name, tuple(died)))
                 ended = await self._at(member, run, asked, refusal)
@@ -214,7 +243,7 @@ class Fleet:
                 await self._lost(member, run, str(error))
                 continue
             finally:
-                self._nodes.queue.release(member)
+                self._nodes.queue.release(slot)
             if ended.error is not None:
                 failed = rebuilt(ended.error, member.node.name)
                 if isinstance(failed, LeaseHeld) and (owner := (failed.host, failed.pid)) in dead:
@@ -237,7 +266,9 @@ class Fleet:
 
     async def _at(self, member: Member[RayHost], run: RunId, asked: Asked, refusal: str) -> Ended:
         working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name, self.slots))
-        places = BranchPlaces(self._nodes, self.runtime, run, asked.sandbox, here=member.node.id, lends=True)
+        places = BranchPlaces(
+            self._nodes, self.runtime, run, asked.sandbox, here=member.node.id, lends=True, job=asked.job
+        )
         serving = asyncio.create_task(BranchErrands(places, member.host).serve(working))
         relaying = asyncio.create_task(self._relay(member, run, working))
         try:

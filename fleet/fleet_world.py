@@ -20,8 +20,8 @@ from ramify import paths
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import FleetError, NodesDied
 from ramify.fleet.nodes import MOST_DEATHS, FleetNodes
-from ramify.fleet.placement import Asked, Member
-from ramify.fleet.ray_cluster import HostDied, RayHost
+from ramify.fleet.placement import NO_JOB, Asked, Member
+from ramify.fleet.ray_host import HostDied, RayHost
 from ramify.fleet.types import Needs, NodeId, WorldMoved
 from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder, WorldSetup
 from ramify.fleet.world_operations import Command, Operation, Read, Seal, Write, as_words
@@ -30,6 +30,7 @@ from ramify.fork_engine.types import ProcessTier, Snapshot, SnapshotId, Written
 from ramify.images.catalogue import Image
 from ramify.runtime.worlds.recovery import missing
 from ramify.sandboxes.contract import Limits, RunResult
+from ramify.serving.matching import JobId
 from ramify.session import Runtime
 from ramify.worlds.commands import checked
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
@@ -62,14 +63,16 @@ class FleetWorld:
         sealed: Snapshot | None = None,
         near: NodeId | None = None,
         layers: frozenset[str] = frozenset(),
+        job: JobId = NO_JOB,
     ) -> None:
         """Use `Fleet.world` or `fork` instead. sealed: the snapshot of `state`, if it is known. near: the node that
-        has it. layers: of the state, if they are known."""
+        has it. layers: of the state, if they are known. job: that it is part of; by default it and its forks."""
         self.state = state
         self._nodes, self._runtime, self._setup, self._needs = nodes, runtime, setup, needs
         self._sealed, self._near, self._layers = sealed, near, layers
         self._member: Member[RayHost] | None = None  # where it lives
         self._key = WorldKey(secrets.token_hex(8))
+        self._job = job or JobId(self._key)
         self._lock = asyncio.Lock()
         self._closed = False
 
@@ -149,6 +152,7 @@ class FleetWorld:
                     sealed=self._sealed,
                     near=self._near,
                     layers=self._layers,
+                    job=self._job,
                 )
                 for _ in range(n)
             ]
@@ -188,7 +192,8 @@ class FleetWorld:
             died: list[str] = []
             self._check_open()
             while len(died) < MOST_DEATHS:
-                member = await self._nodes.place(self._asked(), self._refusal())
+                slot = await self._nodes.place(self._asked(), self._refusal())
+                member = slot.member
                 try:
                     self._check_open()
                     if died:
@@ -200,7 +205,7 @@ class FleetWorld:
                     await self._nodes.forget(member, str(error))
                     continue
                 finally:
-                    self._nodes.queue.release(member)
+                    self._nodes.queue.release(slot)
                 return self._heard(member, answer)
         raise NodesDied(
             f"{len(died)} nodes died, one after the other, while they did this command ({', '.join(died)}). It may "
@@ -233,7 +238,16 @@ class FleetWorld:
 
     def _asked(self) -> Asked:
         lives = self._member is not None and self._nodes.lives(self._member)
-        return Asked(self._setup.sandbox, self._needs, self.state, self._near, stays=lives, layers=self._layers)
+        return Asked(
+            self._setup.sandbox,
+            self._needs,
+            self.state,
+            self._near,
+            stays=lives,
+            layers=self._layers,
+            job=self._job,
+            returns=True,
+        )
 
     def _refusal(self) -> str:
         return f'no node can take this world. fleet.world(snapshot="{self.state}") is its last state:'
@@ -255,6 +269,7 @@ async def world_on_nodes(
     env: Mapping[str, str] | None,
     limits: Limits | None,
     needs: Needs,
+    job: JobId,
 ) -> AsyncIterator[FleetWorld]:
     """As `Fleet.world`."""
     if folder is not None and snapshot is not None:
@@ -274,7 +289,7 @@ async def world_on_nodes(
             if base is not None and await asyncio.to_thread(missing, runtime.snapshots, state) is None:
                 await runtime.bucket.upload(state)
     layers = frozenset[str](() if base is None else base.all_layers)
-    async with FleetWorld(nodes, runtime, setup, needs, state, layers=layers) as world:
+    async with FleetWorld(nodes, runtime, setup, needs, state, layers=layers, job=job) as world:
         yield world
 
 

@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 
 from ramify.fleet.carried_errors import rebuilt
 from ramify.fleet.errors import ClusterUnreachable, FleetClosed, FleetError, NodeUnfit, NoFitNode
+from ramify.fleet.job_order import JobOrder
 from ramify.fleet.node_versions import checked, why_not_started
-from ramify.fleet.placement import Asked, Member, Queue
-from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
+from ramify.fleet.placement import Asked, Member, Slot
+from ramify.fleet.ray_cluster import RayCluster
+from ramify.fleet.ray_host import HostDied, RayHost
+from ramify.fleet.slot_queue import SlotQueue
 from ramify.fleet.types import FleetEvent, Node, NodeId, NodeJoined, NodeLost, NodeRefused, Shared
 
 Answer = TypeVar("Answer")
@@ -27,7 +30,8 @@ MOST_DEATHS = 3
 
 class FleetNodes:
     """The nodes of the cluster at `address`. slots: what a node does at the same time; by default as many as Ray says
-    it has CPUs. patience_s: for how long work waits for a node that can take it. observer: of the fleet."""
+    it has CPUs. patience_s: for how long work waits for a node that can take it. observer: of the fleet.
+    order: which job gets a slot that several wait for."""
 
     def __init__(
         self,
@@ -36,8 +40,9 @@ class FleetNodes:
         slots: int | None,
         patience_s: float,
         observer: Callable[[FleetEvent], None] | None,
+        order: JobOrder | None = None,
     ) -> None:
-        self.queue: Queue[RayHost] = Queue()
+        self.queue: SlotQueue[RayHost] = SlotQueue(order)
         self.here: NodeId | None = None  # the node of this process
         self._cluster = RayCluster(address)
         self._slots, self._patience_s, self._observer = slots, patience_s, observer
@@ -65,8 +70,8 @@ class FleetNodes:
             stack.push_async_callback(_ended, watching)
             yield
 
-    async def place(self, asked: Asked, refusal: str) -> Member[RayHost]:
-        """Wait for a node and take a slot of it; `queue.release` gives it back. Raises an error that begins with
+    async def place(self, asked: Asked, refusal: str) -> Slot[RayHost]:
+        """Wait for a slot of a node and take it; `queue.release` gives it back. Raises an error that begins with
         `refusal`: `NoFitNode` if the nodes of the fleet cannot take it, or if there was none for too long;
         `FleetClosed`; `ClusterUnreachable`."""
         self.check_open(refusal)
@@ -160,9 +165,12 @@ class FleetNodes:
             raise self._unreachable(refusal)
 
     def _unreachable(self, refusal: str) -> ClusterUnreachable:
+        silence = self._cluster.silence_s
+        ends = "the nodes end their work for this program. Restart the cluster, or mend the network"
+        if not self._cluster.is_outside:
+            ends = f"after {2 * silence:g} s Ray ends this program and the nodes. Restart the cluster"
         return ClusterUnreachable(
-            f"{refusal} the head of the Ray cluster has not answered for {self._cluster.silence_s:g} s, and after "
-            f"{2 * self._cluster.silence_s:g} s Ray ends this program and the nodes. Restart the cluster"
+            f"{refusal} the head of the Ray cluster has not answered for {silence:g} s, and {ends}"
         )
 
     def _join_soon(self, node: Node) -> asyncio.Task[None]:
@@ -175,12 +183,16 @@ class FleetNodes:
         if not slots:
             self._refuse(node, "it has no CPUs for Ray")
             return
-        host = await self._cluster.start_host(node)
+        try:
+            host = await self._cluster.start_host(node)
+        except ClusterUnreachable as error:
+            self._refuse(node, str(error))
+            return
         try:
             asked_at = time.time()
             facts = checked(node, await host.describe(), asked_at)
-            if (error := await host.open(self._shared, self._sandbox, node.name)) is not None:
-                raise rebuilt(error, node.name)
+            if (failed := await host.open(self._shared, self._sandbox, node.name)) is not None:
+                raise rebuilt(failed, node.name)
         except HostDied as error:
             self._refuse(node, why_not_started(str(error)))
         except NodeUnfit as error:
@@ -207,6 +219,8 @@ class FleetNodes:
         await asyncio.gather(*self._known.values(), return_exceptions=True)
         self._known, self._refused = {}, {}
         members, self.queue.members = self.queue.members, []
+        if self._head_lost.is_set() and self._cluster.is_outside:
+            return  # all calls went through the head
         errors = await asyncio.gather(*(_closed(one) for one in members))
         first = next((one for one in errors if one is not None), None)
         if error is None and first is not None:

@@ -1,21 +1,24 @@
-"""Which node takes which run or command: in the order of arrival, the fitting node with the largest free share. No
-I/O.
+"""Which node takes which run or command: the fitting node with the largest free share. No I/O.
 
 Nodes that have the run's first state already, or more of its layers, are preferred among equals. A world goes where
-its state is, if a slot is free there, and stays where it lives.
+its state is, if a slot is free there, and stays where it lives. `slot_queue` says who waits for a slot, and
+`job_order` who gets it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
 from ramify.fork_engine.types import SnapshotId
+from ramify.serving.matching import Group, JobId
 
 Host = TypeVar("Host")
+
+NO_JOB = JobId("")
+"""What asks is a job by itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +59,8 @@ class Member(Generic[Host]):
 class Asked:
     """What a run, or a command of a world, asks for. base: the state that it begins with. near: the node that has
     this state. stays: whether it waits for that node, while the node is there, though others are free. layers: of the
-    state, if they are known."""
+    state, if they are known. job: what it is part of. kind: what takes about as long. returns: whether the job asks
+    again after it, as a branch and a world do."""
 
     sandbox: str
     needs: Needs
@@ -64,6 +68,25 @@ class Asked:
     near: NodeId | None = None
     stays: bool = False
     layers: frozenset[str] = frozenset()
+    job: JobId = NO_JOB
+    kind: str = ""
+    returns: bool = False
+
+    @property
+    def group(self) -> Group:
+        """Names its requirement: the same nodes suit all that have the same one."""
+        resources = ",".join(f"{name}={amount:g}" for name, amount in sorted(self.needs.resources.items()))
+        there = self.near if self.stays else ""
+        return Group(f"{self.sandbox}|{self.needs.memory}|{self.needs.criu}|{resources}|{there}")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Slot(Generic[Host]):
+    """A slot of a node that is held, since that time of the queue's clock."""
+
+    member: Member[Host]
+    asked: Asked
+    since: float
 
 
 def unfit(node: Node, facts: HostFacts, asked: Asked) -> str:
@@ -81,65 +104,20 @@ def unfit(node: Node, facts: HostFacts, asked: Asked) -> str:
     return ""
 
 
-def choose(members: Iterable[Member[Host]], asked: Asked) -> Member[Host] | None:
-    """The node for a run or a command, or None if it has to wait."""
+def fitting(members: Iterable[Member[Host]], asked: Asked) -> list[Member[Host]]:
+    """The nodes that can take it, however free they are."""
     fit = [one for one in members if not unfit(one.node, one.facts, asked)]
     if asked.stays and (home := [one for one in fit if one.node.id == asked.near]):
-        fit = home
-    able = [one for one in fit if one.taken < one.slots]
-    return max(able, key=lambda one: (one.node.id == asked.near, one.free, one.share_of(asked)), default=None)
+        return home
+    return fit
 
 
-class Queue(Generic[Host]):
-    """The runs that wait for a node. On one event loop."""
+def choose(members: Iterable[Member[Host]], asked: Asked) -> Member[Host] | None:
+    """The node for a run or a command, or None if it has to wait. Among equals one that others need less: it has
+    fewer resources."""
+    able = [one for one in fitting(members, asked) if one.taken < one.slots]
 
-    def __init__(self) -> None:
-        self.members: list[Member[Host]] = []
-        self._waiting: list[tuple[Asked, asyncio.Future[Member[Host]]]] = []
+    def rank(one: Member[Host]) -> tuple[bool, float, float, int]:
+        return one.node.id == asked.near, one.free, one.share_of(asked), -len(one.node.resources)
 
-    def reasons(self, asked: Asked) -> dict[str, str]:
-        """Why no node can ever take the run, by node; empty if one can, or if there is no node."""
-        found = {one.node.name: unfit(one.node, one.facts, asked) for one in self.members}
-        return found if all(found.values()) else {}
-
-    def can_ever_place(self, asked: Asked) -> bool:
-        return any(not unfit(one.node, one.facts, asked) for one in self.members)
-
-    def ask(self, asked: Asked) -> asyncio.Future[Member[Host]]:
-        """A future for a node, whose slot is taken then. Cancel it to leave the queue; otherwise `release` the
-        node."""
-        future: asyncio.Future[Member[Host]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, future))
-        self.dispatch()
-        return future
-
-    def release(self, member: Member[Host]) -> None:
-        member.taken -= 1
-        self.dispatch()
-
-    def add(self, member: Member[Host]) -> None:
-        self.members.append(member)
-        self.dispatch()
-
-    def remove(self, member: Member[Host]) -> None:
-        if member in self.members:
-            self.members.remove(member)
-            self.dispatch()  # who waited for this node goes elsewhere
-
-    def dispatch(self) -> None:
-        """Give nodes to those who wait, in their order; who fits nowhere now does not hold up the others."""
-        left: list[tuple[Asked, asyncio.Future[Member[Host]]]] = []
-        waiting: Sequence[tuple[Asked, asyncio.Future[Member[Host]]]] = self._waiting
-        for position, (asked, future) in enumerate(waiting):
-            if all(one.taken >= one.slots for one in self.members):
-                left += waiting[position:]
-                break
-            if future.done():
-                continue
-            member = choose(self.members, asked)
-            if member is None:
-                left.append((asked, future))
-                continue
-            member.sent(asked)
-            future.set_result(member)
-        self._waiting = left
+    return max(able, key=rank, default=None)

@@ -1,4 +1,8 @@
-"""Ray, as far as a fleet uses it: the nodes of a cluster, and one actor on each. The only module that imports Ray."""
+"""Ray, as far as a fleet uses it: the nodes of a cluster, and one actor on each. The only module that imports Ray.
+
+A program on a node of the cluster belongs to it. A program outside (ray://) is a client: a server on the head makes
+its calls, so values pass through the head, and the program is on no node.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,20 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
+from urllib.parse import urlsplit
 
-from ramify.fleet.carried_errors import CarriedError
-from ramify.fleet.errors import ClusterUnreachable, FleetError, RayMissing
-from ramify.fleet.relayed_places import Errand, SlotReply
-from ramify.fleet.run_host import Ended, RunHost
-from ramify.fleet.step_calls import Told
-from ramify.fleet.step_host import StepReply
-from ramify.fleet.types import Node, NodeId, Shared
-from ramify.fleet.world_host import WorldAnswer, WorldKey, WorldOrder
-from ramify.runtime.execution.placed_steps import StepOrder
-from ramify.runtime.records import BranchPath, RunId
-from ramify.runtime.user_code.call_slo import CallSLO
+import ramify
+from ramify.fleet.errors import ClusterUnreachable, RayMissing
+from ramify.fleet.ray_host import REACH_S, ActorInside, ActorThroughClient, RayHost, check_head
+from ramify.fleet.run_host import RunHost
+from ramify.fleet.types import Node, NodeId
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
-from ramify.serving.types import ChatRequest
+
+Result = TypeVar("Result")
 
 MOST_CALLS = 10_000
 """Calls that an actor takes at the same time: a run is one."""
@@ -34,25 +34,41 @@ RAY_ENDS_S = 60.0
 
 _RAY_ENDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
-_REACH_S = 5.0
+CLIENT = "ray://"
+CLIENT_PORT = 10001
 
+CLIENT_ENDS_S = 30.0
+"""Seconds for which Ray's client tries to reach a head again, by default. After as long the head ends what works for
+a client that is away."""
 
-class HostDied(Exception):
-    """The actor, or its node, is gone or cannot be reached."""
+_CLIENT_ENDS = "RAY_CLIENT_RECONNECT_GRACE_PERIOD"
+_LEAST_SILENCE_S = 5.0
+
+_STARTS_CLUSTER = "`ray start --head` starts a cluster and prints its address"
+_STARTS_SERVER = (
+    "A head listens for clients there if it has `ramify[ray]` and was started with `ray start --head "
+    f"--ray-client-server-port=PORT` (by default {CLIENT_PORT})"
+)
+_LEAVE_S = 10.0
+_TRIES = 3
 
 
 class RayCluster:
     """An async context manager: a connection to a running cluster.
 
-    address: "auto" for the cluster that this machine belongs to, or HOST:PORT of the head. A process has at most one
-    connection; if it has one already, that one is used, and it stays.
+    address: "auto" for the cluster that this machine belongs to, HOST:PORT of the head, or ray://HOST:PORT of the
+    server for clients on the head. A process has at most one connection; if it has one already, that one is used, and
+    it stays.
 
     Entering raises `RayMissing` and `ClusterUnreachable`.
+
+    is_outside: whether this process is a client of the cluster, and on no node of it.
     """
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._is_ours = False
+        self.is_outside = False
 
     async def __aenter__(self) -> Self:
         try:
@@ -69,13 +85,18 @@ class RayCluster:
 
     @property
     def silence_s(self) -> float:
-        """For how long the head may not answer: half of the time after which Ray ends the processes of a cluster that
-        has none. The rest is for leaving."""
+        """For how long the head may not answer. Inside the cluster: half of the time after which Ray ends the
+        processes of a cluster that has none. The rest is for leaving. Outside: the time for which Ray's client tries
+        to reach the head again."""
+        if self.is_outside:
+            return max(float(os.environ.get(_CLIENT_ENDS, CLIENT_ENDS_S)), _LEAST_SILENCE_S)
         return float(os.environ.get(_RAY_ENDS, RAY_ENDS_S)) / 2
 
     @property
-    def here(self) -> NodeId:
+    def here(self) -> NodeId | None:
         """The node that this process belongs to."""
+        if self.is_outside:
+            return None
         return NodeId(self._ray.get_runtime_context().get_node_id())
 
     async def nodes(self) -> list[Node]:
@@ -84,37 +105,21 @@ class RayCluster:
         In a thread of its own: the program may keep those of `asyncio.to_thread` busy, and must not wait at its end
         for one that waits for the head.
         """
-        loop = asyncio.get_running_loop()
-        listed: asyncio.Future[list[Node]] = loop.create_future()
-
-        def tell(found: list[Node] | Exception) -> None:
-            if listed.done():
-                return  # its caller was cancelled
-            if isinstance(found, Exception):
-                listed.set_exception(found)
-            else:
-                listed.set_result(found)
-
-        def look() -> None:
-            found: list[Node] | Exception
-            try:
-                found = self._nodes()
-            except Exception as error:  # noqa: BLE001  # raised to the caller
-                found = error
-            with suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(tell, found)
-
-        threading.Thread(target=look, name="ramify-nodes", daemon=True).start()
-        return await listed
+        return await _in_own_thread(self._nodes)
 
     async def start_host(self, node: Node) -> RayHost:
         """Start an actor on a node. It ends with this process at the latest."""
         return RayHost(self._ray, await asyncio.to_thread(self._start, node))
 
     async def _disconnect(self) -> None:
-        if self._is_ours:
-            await finish_before_cancelling(asyncio.to_thread(self._ray.shutdown))
-            _let_print(self._ray, True)
+        if not self._is_ours:
+            return
+        leaving = _in_own_thread(self._ray.shutdown)
+        if self.is_outside:  # a client whose head is gone may wait for it for minutes
+            leaving = asyncio.wait_for(leaving, _LEAVE_S)
+        with suppress(TimeoutError):
+            await finish_before_cancelling(leaving)
+        _let_print(self._ray, True)
 
     def _connect(self) -> None:
         try:
@@ -131,30 +136,45 @@ class RayCluster:
         if named == "auto":
             named = os.environ.get("RAY_ADDRESS", named)
         if ray.is_initialized():
-            if ray.util.client.ray.is_connected():
-                raise _of_client("this program's connection to Ray")
+            self.is_outside = ray.util.client.ray.is_connected()
             return
-        if named.startswith("ray://"):
-            raise _of_client(repr(named))
-        if "://" in named:
-            raise ClusterUnreachable(f'{named!r} is not the address of a head: name "auto" or HOST:PORT')
-        _reach(named)
+        self.is_outside = named.startswith(CLIENT)
+        if not self.is_outside and "://" in named:
+            raise ClusterUnreachable(
+                f'{named!r} is not the address of a cluster: name "auto", HOST:PORT of its head, or '
+                f"{CLIENT}HOST:{CLIENT_PORT}"
+            )
+        if self.is_outside:
+            _reach(_server_for_clients(named), f"{named!r} cannot be used: ", _STARTS_SERVER)
+        else:
+            _reach(named, "", _STARTS_CLUSTER)
         log = logging.getLogger("ray._private.worker")
         log.addFilter(_not_of_signals)
         try:
-            ray.init(self._address, log_to_driver=False, configure_logging=False)
+            self._init(named)
         except Exception as error:  # ConnectionError, RuntimeError, ValueError, by what is wrong
+            who = "this program needs" if self.is_outside else "this machine must be one of its nodes, with"
             raise ClusterUnreachable(
-                f"the Ray cluster {self._address!r} cannot be used: {str(error).strip()}. `ray start --head` starts "
-                "one; this machine must be one of its nodes, with the same versions of Ray and Python"
+                f"the Ray cluster {named!r} cannot be used: {str(error).strip()}. `ray start --head` starts one; "
+                f"{who} the same versions of Ray and Python"
             ) from error
         finally:
             log.removeFilter(_not_of_signals)
         self._is_ours = True
         _let_print(ray, False)
 
+    def _init(self, address: str) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self._ray.init(address, log_to_driver=False, configure_logging=False)
+                return
+            except ConnectionAbortedError:  # the head forks a process for each client, and that may fail
+                if not left:
+                    raise
+
     def _nodes(self) -> list[Node]:
-        _check_head(self._ray)
+        if not self.is_outside:
+            check_head(self._ray)
         try:
             listed = self._ray.nodes()
         except Exception as error:
@@ -165,44 +185,73 @@ class RayCluster:
             if one["Alive"]
         ]
 
-    def _start(self, node: Node) -> Any:
+    def _start(self, node: Node) -> ActorInside | ActorThroughClient:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         place = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        actor = self._ray.remote(RunHost)
-        return actor.options(num_cpus=0, max_concurrency=MOST_CALLS, scheduling_strategy=place).remote()
+        options = {"num_cpus": 0, "max_concurrency": MOST_CALLS, "scheduling_strategy": place}
+        try:
+            actor = self._ray.remote(RunHost).options(**options).remote()
+        except ModuleNotFoundError as error:  # on the head: it makes the calls of its clients
+            raise ClusterUnreachable(
+                f"the head of the Ray cluster lacks a module: {error}. A program outside the cluster ({CLIENT}) "
+                f"needs Ramify on the head, too: install ramify[ray]=={ramify.__version__} there"
+            ) from error
+        if self.is_outside:
+            return ActorThroughClient(self._ray, actor)
+        return ActorInside(self._ray, actor)
 
 
-def _of_client(what: str) -> ClusterUnreachable:
-    return ClusterUnreachable(
-        f"{what}: Ray's client protocol is not supported. Run this program on a node of the cluster (`ray job submit "
-        "--address=http://HOST:8265 -- python …` does so from outside, if the head has `ray[default]`; `ray start "
-        '--address=HOST:PORT` makes this machine a node), and name "auto" or HOST:PORT'
-    )
+async def _in_own_thread(work: Callable[[], Result]) -> Result:
+    """As `asyncio.to_thread`, in a thread that neither other work nor the end of the program waits for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def tell(result: Result | None, error: Exception | None) -> None:
+        if done.done():
+            return  # its caller was cancelled
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("Result", result))
+
+    def do() -> None:
+        result, raised = None, None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001  # raised to the caller
+            raised = error
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, result, raised)
+
+    threading.Thread(target=do, name="ramify-ray", daemon=True).start()
+    return await done
 
 
-def _reach(address: str) -> None:
-    """Raises `ClusterUnreachable` if nothing listens there. Ray itself would try for minutes."""
+def _server_for_clients(address: str) -> str:
+    """HOST:PORT of ray://HOST[:PORT]. Raises `ClusterUnreachable`."""
+    try:
+        named = urlsplit(address)
+        host, port = named.hostname, named.port or CLIENT_PORT
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise ClusterUnreachable(f"{address!r} is not an address: {CLIENT}HOST:{CLIENT_PORT}")
+    return f"{host}:{port}"
+
+
+def _reach(address: str, why: str, remedy: str) -> None:
+    """Raises `ClusterUnreachable` if nothing listens there. Ray itself would try for minutes. why, remedy: what the
+    message begins and ends with."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return  # "auto", or something that Ray refuses
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
     except (OSError, OverflowError) as error:
         raise ClusterUnreachable(
-            f"nothing that can be reached listens at {address}: {error}. `ray start --head` starts a cluster and "
-            "prints its address"
+            f"{why}nothing that can be reached listens at {address}: {error}. {remedy}"
         ) from None
-
-
-def _check_head(ray: Any) -> None:
-    """Raises `ClusterUnreachable` if the head is away. A call that waits for the head would have Ray end this process
-    after a while, even if it has left the cluster by then."""
-    host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
-    except OSError as error:
-        raise ClusterUnreachable(f"the head of the Ray cluster does not answer: {error}") from None
 
 
 def _let_print(ray: Any, allowed: bool) -> None:
@@ -216,92 +265,3 @@ def _not_of_signals(record: logging.LogRecord) -> bool:
     """Leaves out that Ray does not handle SIGTERM: it connects on another thread, so that the program's own handler
     stays."""
     return "SIGTERM" not in record.getMessage()
-
-
-class RayHost:
-    """`RunHost` on a node. Each method raises `HostDied` if it is gone, or never started; `FleetError` for a bug in
-    it."""
-
-    def __init__(self, module: Any, actor: Any) -> None:
-        self._ray = module
-        self._actor = actor
-
-    async def describe(self) -> dict[str, Any]:
-        return dict(await self._answer(self._actor.describe.remote()))
-
-    async def open(self, shared: Shared, sandbox: str, node: str) -> CarriedError | None:
-        answer: CarriedError | None = await self._answer(self._actor.open.remote(shared, sandbox, node))
-        return answer
-
-    async def go_on(self, run: RunId, sandbox: str, node: str, slots: int) -> Ended:
-        ended: Ended = await self._answer(self._actor.go_on.remote(run, sandbox, node, slots))
-        return ended
-
-    async def errands(self, run: RunId) -> tuple[Errand, ...] | None:
-        errands: tuple[Errand, ...] | None = await self._answer(self._actor.errands.remote(run))
-        return errands
-
-    async def reply_errand(self, run: RunId, slot: int, reply: SlotReply) -> None:
-        await self._answer(self._actor.reply_errand.remote(run, slot, reply))
-
-    async def make_calls(
-        self, run: RunId, slot: int, number: int, requests: tuple[ChatRequest, ...], said: CallSLO
-    ) -> Told:
-        told: Told = await self._answer(self._actor.make_calls.remote(run, slot, number, requests, said))
-        return told
-
-    async def cancel_calls(self, run: RunId, slot: int, number: int) -> None:
-        await self._answer(self._actor.cancel_calls.remote(run, slot, number))
-
-    async def events(self, run: RunId) -> bytes | None:
-        events: bytes | None = await self._answer(self._actor.events.remote(run))
-        return events
-
-    async def stop(self, run: RunId) -> None:
-        await self._answer(self._actor.stop.remote(run))
-
-    async def in_world(self, order: WorldOrder) -> WorldAnswer:
-        answer: WorldAnswer = await self._answer(self._actor.in_world.remote(order))
-        return answer
-
-    async def close_world(self, world: WorldKey) -> None:
-        await self._answer(self._actor.close_world.remote(world))
-
-    async def begin_step(self, order: StepOrder, sandbox: str) -> StepReply:
-        reply: StepReply = await self._answer(self._actor.begin_step.remote(order, sandbox))
-        return reply
-
-    async def next_of_step(self, id: str) -> StepReply:
-        reply: StepReply = await self._answer(self._actor.next_of_step.remote(id))
-        return reply
-
-    async def tell_step(self, id: str, number: int, told: Told) -> None:
-        await self._answer(self._actor.tell_step.remote(id, number, told))
-
-    async def stop_step(self, id: str) -> None:
-        await self._answer(self._actor.stop_step.remote(id))
-
-    async def end_steps(self, run: RunId, branches: Sequence[BranchPath] | None) -> None:
-        await self._answer(self._actor.end_steps.remote(run, branches))
-
-    async def close(self) -> CarriedError | None:
-        answer: CarriedError | None = await self._answer(self._actor.close.remote())
-        return answer
-
-    async def kill(self) -> None:
-        """End the process. Does nothing if it is gone, or if the head is: then it ends with the cluster."""
-        with suppress(ClusterUnreachable):
-            await asyncio.to_thread(self._kill)
-
-    def _kill(self) -> None:
-        _check_head(self._ray)
-        self._ray.kill(self._actor)
-
-    async def _answer(self, reference: Any) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return await reference
-        except (errors.RayTaskError, errors.RaySystemError) as error:  # the latter: its answer cannot be decoded
-            raise FleetError(f"the fleet's process on a node failed: {error}") from error
-        except errors.RayError as error:
-            raise HostDied(str(error).strip()) from error

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType, Protocol
@@ -43,13 +44,14 @@ Rates = Mapping[Atom, float]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job's outstanding request. remaining: devices that it still needs for this round. left: devices of all rounds
-    to come, this one included, None if nobody knows. age_s: since the job arrived. served_s: service that the job has
-    received. fair_s: M · (time alone), where M is the number of jobs at once."""
+    """A job's outstanding request. remaining: devices that it still needs for this round; other costs may be counted
+    as devices. left: devices of all rounds to come, this one included, None if nobody knows. age_s: since the job
+    arrived. served_s: service that the job has received. fair_s: M · (time alone), where M is the number of jobs at
+    once."""
 
     job: JobId
     group: Group
-    remaining: int
+    remaining: float
     arrived: float
     left: float | None = None
     age_s: float = 0.0
@@ -208,6 +210,9 @@ def _served(
 FEWEST = 8
 """Responses that each tier needs before its percentile says anything."""
 
+MOST = 10_000
+"""Responses, the latest ones, that tiers are made of."""
+
 
 @dataclass(slots=True)
 class TierMatching:
@@ -219,7 +224,7 @@ class TierMatching:
 
     tiers: int
     random: random.Random
-    _profile: list[tuple[float, float]] = field(default_factory=list)  # (capability, response time)
+    _profile: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST))  # capability, time
     _bounds: list[float] = field(default_factory=list)
     _chosen: int | None = None
 

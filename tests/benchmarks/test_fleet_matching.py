@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import random
 from itertools import islice
+from statistics import mean
 
 import pytest
 
 from benchmarks.fleet_matching.integer_program import least_mean_delay
 from benchmarks.fleet_matching.simulation import Device, Job, simulate
+from benchmarks.fleet_matching.slots import ABILITIES, RULES, FleetJob, complete, fleet_jobs, nodes
 from benchmarks.fleet_matching.workloads import GROUPS, STRATA, Workload, devices, jobs, rates_for
+from ramify.fleet.job_order import order_of
 from ramify.serving.matching import Fifo, Group, JobId, Matching, RandomOrder, ScarcityPriced, Srsf, Venn
 
 A, B = Group("a"), Group("b")
@@ -69,3 +72,24 @@ def test_workloads_have_the_papers_set_up() -> None:
     come = list(islice(devices(rates, 1), 5000))
     assert sum(rates.values()) * come[-1].at == pytest.approx(5000, rel=0.6)  # the supply swings over a day
     assert sum(one.atom == ALL or len(one.atom) == 1 for one in come) / 5000 == pytest.approx(0.4, abs=0.03)
+
+
+async def test_a_slot_is_held_for_the_work_and_for_the_first_fetch() -> None:
+    made = [
+        FleetJob("batch", 0.0, frozenset(), (2.0, 2.0, 2.0), "", False),
+        FleetJob("search", 1.0, frozenset({"GPU"}), (1.0,), "", True),
+    ]
+    done = complete(made, nodes(1)[:1] + nodes(1)[2:3], None, fetch_s=0.5)
+    assert done == {"batch": 2.5 + 2.0, "search": 1.5 + 1.5}  # the node with the GPU is free at 2.5
+
+
+async def test_the_price_serves_jobs_on_slots_sooner_than_simpler_rules() -> None:
+    made_of, took = nodes(2), dict[str, list[float]]()
+    for seed in range(3):
+        made = fleet_jobs(40, ABILITIES, 10, 0.9, seed)
+        for rule in RULES:
+            done = complete(made, made_of, order_of(rule, None, random.Random(seed)), fetch_s=0.5)
+            assert set(done) == {one.id for one in made}
+            took.setdefault(rule, []).append(mean(done.values()))
+    assert mean(took["price"]) < mean(took["venn"]) < mean(took["fifo"])
+    assert mean(took["price"]) < mean(took["srsf"])

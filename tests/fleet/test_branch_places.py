@@ -22,7 +22,7 @@ from ramify.fleet.errors import FleetClosed
 from ramify.fleet.fleet import _shared
 from ramify.fleet.nodes import FleetNodes
 from ramify.fleet.placement import Member
-from ramify.fleet.ray_cluster import HostDied
+from ramify.fleet.ray_host import HostDied
 from ramify.fleet.run_host import RunHost
 from ramify.fleet.step_host import StepHost, StepReply
 from ramify.fleet.types import FleetEvent, HostFacts, Node, NodeId, StepStays

@@ -18,7 +18,8 @@ from ramify.fleet.fleet import Fleet
 from ramify.fleet.fleet_world import FleetWorld
 from ramify.fleet.nodes import _closed
 from ramify.fleet.placement import Asked, Member
-from ramify.fleet.ray_cluster import HostDied, RayCluster, RayHost
+from ramify.fleet.ray_cluster import RayCluster
+from ramify.fleet.ray_host import ActorInside, HostDied, RayHost
 from ramify.fleet.run_host import Ended
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId, Shared
 from ramify.fleet.world_host import WorldSetup
@@ -172,19 +173,24 @@ class RayTaskError(RayError):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"), [(RayError, HostDied), (RaySystemError, FleetError), (RayTaskError, FleetError)]
+    ("raised", "told"),
+    [(RayError, HostDied), (RaySystemError, FleetError), (RayTaskError, FleetError), (ConnectionError, HostDied)],
 )
 async def test_an_answer_that_cannot_be_decoded_is_not_the_death_of_its_node(
     raised: type[Exception], told: type[Exception]
 ) -> None:
-    async def answer() -> None:
-        raise raised("of Ray")
+    class Actor:
+        async def call(self, method: str, *arguments: Any) -> None:
+            raise raised("of Ray")
+
+        async def kill(self) -> None:
+            """It ends with the test."""
 
     ray = SimpleNamespace(
         exceptions=SimpleNamespace(RayError=RayError, RaySystemError=RaySystemError, RayTaskError=RayTaskError)
     )
     with pytest.raises(told, match="of Ray"):
-        await RayHost(ray, None)._answer(answer())
+        await RayHost(ray, Actor()).stop(RUN)
 
 
 async def test_no_call_waits_for_a_head_that_is_away() -> None:
@@ -195,7 +201,7 @@ async def test_no_call_waits_for_a_head_that_is_away() -> None:
 
     away = SimpleNamespace(gcs_address="127.0.0.1:1")
     ray = SimpleNamespace(get_runtime_context=lambda: away, kill=kill, nodes=lambda: kill(None))
-    await RayHost(ray, None).kill()
+    await RayHost(ray, ActorInside(ray, None)).kill()
     cluster = RayCluster("auto")
     cluster._ray = ray
     with pytest.raises(ClusterUnreachable, match="does not answer"):
@@ -236,6 +242,7 @@ async def test_a_head_that_stays_silent_ends_what_waits(tmp_path: Path, monkeypa
 
     class Silent:
         silence_s = 0.05
+        is_outside = False
 
         async def nodes(self) -> list[Node]:
             raise ClusterUnreachable("away")

@@ -14,7 +14,7 @@ from ramify.fleet.branch_places import BranchPlaces
 from ramify.fleet.errors import NodeUnfit
 from ramify.fleet.node_versions import checked
 from ramify.fleet.nodes import FleetNodes
-from ramify.fleet.placement import Asked, Member, Queue, choose, unfit
+from ramify.fleet.placement import Asked, Member, choose, unfit
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder, most_at_once
@@ -71,27 +71,6 @@ def test_among_equals_a_node_whose_home_has_more_of_the_layers_is_chosen() -> No
     assert choose([bare, some, most], replace(asked, base=SnapshotId("another"))) is some
 
 
-async def test_runs_wait_in_their_order_and_one_that_fits_nowhere_holds_up_none() -> None:
-    queue: Queue[None] = Queue()
-    first, gpu, second = (queue.ask(one) for one in (ANY, Asked("copy", Needs(resources={"GPU": 1}), BASE), ANY))
-    plain = member("plain")
-    queue.add(plain)
-    assert [one.done() for one in (first, gpu, second)] == [True, False, False]
-    left = queue.ask(ANY)
-    left.cancel()
-    queue.release(plain)
-    assert [one.done() for one in (first, gpu, second)] == [True, False, True]
-    assert queue.reasons(Asked("copy", Needs(resources={"GPU": 1}), BASE)) == {
-        plain.node.name: "it has 0 GPU, and the run needs 1"
-    }
-    queue.remove(plain)
-    queue.release(plain)  # it died
-    able = member("able", GPU=1.0)
-    queue.add(able)
-    assert (await asyncio.wait_for(gpu, 60)) is able
-    assert (able.taken, plain.taken) == (1, 0)
-
-
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
@@ -140,18 +119,6 @@ def test_a_command_goes_where_its_world_is_and_a_fork_where_a_slot_is_free() -> 
     assert choose([home, other], fork) is other
     assert choose([home, other], lives) is None
     assert choose([other], lives) is other
-
-
-async def test_who_waits_for_a_node_that_goes_is_placed_elsewhere() -> None:
-    queue: Queue[None] = Queue()
-    home, other = member("home"), member("other")
-    queue.add(home)
-    queue.add(other)
-    home.taken = 1
-    waits = queue.ask(Asked("copy", Needs(), BASE, NodeId("home"), stays=True))
-    assert not waits.done()
-    queue.remove(home)
-    assert waits.result() is other
 
 
 async def settled() -> None:
