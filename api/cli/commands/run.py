@@ -100,7 +100,7 @@ def run_options(command: Command) -> Command:
         click.option(
             "--fleet",
             metavar="ADDRESS",
-            help="Work on a node of this Ray cluster: auto, HOST:PORT of its head, or ray://HOST:PORT. Needs --remote.",
+            help="Work on nodes of this Ray cluster: auto, HOST:PORT or ray://HOST:PORT of its head. Needs --remote.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object: run, status, result, changes."),
         click.option("--active-files", is_flag=True, help=f"With --apply. {ACTIVE_FILES}"),
