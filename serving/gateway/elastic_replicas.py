@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from typing import Self
 
 from ramify.sandboxes.linux.process_memory import fullest_memory
@@ -32,8 +33,9 @@ from ramify.serving.scaling.pools import (
     to_end,
 )
 
-PERIOD_S = 0.25
+PERIOD_S, _RESTING_S = 0.25, 1.0  # between decisions: with calls, and without any
 _SOONEST_S = 0.02  # between two decisions, however many calls come
+_MEMORY_S = 0.5  # between two looks at the memory
 _POOL = "replicas"
 _FIRST_GUESS_S = 2.0  # of a start and of a call, before one was seen
 _RETRY_S = 30.0  # after a replica that did not start
@@ -61,6 +63,7 @@ class ElasticReplicas:
         self._bytes = replica_bytes
         self.controller: Controller = Lookahead(len(engines))
         self._memory = memory or fullest_memory
+        self._memory_seen = (-inf, 0, 0)  # when; bytes used, and all of them
         self._loaded: set[int] = set()  # engines that are entered
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._ending: dict[int, asyncio.Task[None]] = {}
@@ -156,10 +159,10 @@ class ElasticReplicas:
 
     def _load_ahead(self, wanted: int, now: float) -> None:
         """Load as many as are wanted and one more, one at a time; end parked ones while memory is short."""
-        try:
-            used, total = self._memory()
-        except OSError:  # no descriptor is left to read it with
-            return
+        if now >= self._memory_seen[0] + _MEMORY_S:
+            with contextlib.suppress(OSError):  # no descriptor is left to read it with: what was seen last counts
+                self._memory_seen = (now, *self._memory())
+        _, used, total = self._memory_seen
         idle = [
             WarmReplica(str(one.replica.index), _POOL, self._bytes, self._parked_at.get(one.replica.index, 0.0))
             for one in self.engines
@@ -217,8 +220,9 @@ class ElasticReplicas:
             self._asked.clear()
             await self.step(gateway)
             await asyncio.sleep(_SOONEST_S)
+            resting = not (gateway.admission.running or self._starting or any(gateway.records.live()))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PERIOD_S):
+                async with asyncio.timeout(_RESTING_S if resting else PERIOD_S):
                     await self._asked.wait()
 
     def _places(self, count: int) -> set[int]:
