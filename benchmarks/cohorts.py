@@ -209,11 +209,9 @@ class Newcomer:
     reserved: tuple[float, ...]
 
     def until(self, most: float) -> int | None:
-        """Return after how many answers its bound covers, and reserves at most so much, from then on; None if it does
-        not."""
+        """Return after how many answers its bound covers and reserves at most so much; None if it never does."""
         good = [c >= _COVERED and r <= most for c, r in zip(self.covered, self.reserved, strict=True)]
-        bad = max((i for i, one in enumerate(good) if not one), default=-1)
-        return _COUNTS[bad + 1] if bad + 1 < len(_COUNTS) else None
+        return next((count for count, one in zip(_COUNTS, good, strict=True) if one), None)
 
 
 def newcomers(
