@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.linux.process_memory import fullest_memory
 from ramify.serving.scaling.lookahead import Lookahead
 from ramify.serving.scaling.pools import (
     MOST_MEMORY,
@@ -28,7 +29,6 @@ from ramify.serving.scaling.pools import (
     Observation,
     PoolLimits,
     PoolLoad,
-    host_memory,
 )
 from ramify.worlds.errors import WorldClosed
 from ramify.worlds.world import World
@@ -47,8 +47,8 @@ class WarmWorlds:
 
     make: makes a world without a name. A world has the state and the files that `make` found when it made it.
     least, most: how many worlds wait at all times, and at most. Each has an agent and a shell, about 8 MB of its own.
-        While the host uses more than 85 % of its memory, `least` wait.
-    memory: bytes of the host that are used, and all of them.
+        While more than 85 % of the memory is used (of the machine, or of a control group), `least` wait.
+    memory: bytes that are used, and all of them.
 
     Raises BadPool for a `most` below `least` or below 1.
     """
@@ -60,7 +60,7 @@ class WarmWorlds:
         least: int = 1,
         most: int = 8,
         controller: Controller | None = None,
-        memory: Callable[[], tuple[int, int]] = host_memory,
+        memory: Callable[[], tuple[int, int]] = fullest_memory,
     ) -> None:
         PoolLimits(least, most)
         self._make, self._least, self._most = make, least, most

@@ -3,15 +3,18 @@
     python benchmarks/cohorts.py --data DIR [--quick] [--json]
 
 Applications are made from `DIR/responses/*.jsonl.gz` (one {"prompt", "dataset", "response"} per line, one file per
-model): the answers of one model to the prompts of one dataset. Prompts are held out, never rows. Five ways to learn:
+model): the answers of one model to the prompts of one dataset. Prompts are held out, never rows. Four ways to learn:
 
 | way | what it is |
 |---|---|
-| ours | one forest that sees the name of the application among its features |
-| nameless | one forest that does not see it |
+| ours | one forest that sees the name of the application; the answers of each application correct its forecasts |
+| nameless | one forest that sees no names; all answers together correct it |
 | cohorts | Auxo, algorithm 2 (thesis, chapter 3): a nameless forest for each cohort of applications |
 | own | a forest for each application |
-| factors | ours, and its bound times a factor for each application, of answers that the forest had not seen |
+
+Held-out answers come one by one: the bound of each is judged, and then the answer corrects the next one. An oracle
+shows what could be gained: it knows the judged answers, and multiplies the bounds of each application by the least
+factor that covers .95, or .93, of them.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,7 @@ from benchmarks.replay.errors import BadTrace  # noqa: E402
 from benchmarks.replay.inputs.traces import response_pairs  # noqa: E402
 from benchmarks.rows import Row, options, row, run, show  # noqa: E402
 from ramify.serving.lengths import features  # noqa: E402
+from ramify.serving.lengths.corrections import Correction  # noqa: E402
 from ramify.serving.lengths.length_model import FEWEST, LengthModel, Sample, fit  # noqa: E402
 from ramify.serving.lengths.types import Ask  # noqa: E402
 from ramify.serving.protocol.length_sketch import LEVELS  # noqa: E402
@@ -48,7 +51,9 @@ _LIMIT = 8_192
 _NOMINAL, _COVERED = 0.95, 0.93
 _LEARNT = 50  # answers after which an application is judged
 _TOKEN = re.compile(r"\w{1,7}|[^\w\s]|\n")
-_FOLDS = 4
+_COUNTS = (2, 4, 6, 8, 12, 18, 24, 40)  # answers after which a new application is judged
+_ORDERS = 5
+_FACTORS = (1.0, 4.0, 0.25)
 _PARTS = 4  # each application is split in so many where cohorts are formed, since a cohort needs 20 members
 
 
@@ -88,11 +93,23 @@ def sample(answers: Sequence[Answer], *, named: bool) -> Sample:
     )
 
 
-def bounds(model: LengthModel, answers: Sequence[Answer], *, named: bool) -> Bounds:
-    """Return the 95 % bound of each answer, in tokens."""
+def bounds(
+    model: LengthModel, answers: Sequence[Answer], *, named: bool, since: Mapping[str, Correction] | None = None
+) -> Bounds:
+    """Return the 95 % bound of each answer, in tokens; none of these answers is learned from."""
     asked = sample(answers, named=named)
-    forecasts = model.sketches(asked.rows, asked.keys, [float(_LIMIT)] * len(answers))
+    forecasts = model.sketches(asked.rows, asked.keys, [float(_LIMIT)] * len(answers), since or {})
     return np.array([forecast.sketch.quantile(_NOMINAL) for forecast in forecasts])
+
+
+def one_by_one(model: LengthModel, answers: Sequence[Answer], *, named: bool) -> Bounds:
+    """Return the 95 % bound of each answer, given those before it."""
+    since: dict[str, Correction] = {}
+    found = np.empty(len(answers))
+    for i, one in enumerate(answers):
+        found[i] = bounds(model, [one], named=named, since=since)[0]
+        model.learn(sample([one], named=named), since)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,26 +146,19 @@ def own_forests(learn: Sequence[Answer], judge: Sequence[Answer]) -> Judged:
     for app, asked in by_app(judge).items():
         where = [i for i, one in enumerate(judge) if one.app == app]
         limits[where] = (
-            bounds(fit(sample(learnt[app], named=True)), asked, named=True)
+            one_by_one(fit(sample(learnt[app], named=True)), asked, named=True)
             if len(learnt[app]) >= FEWEST
             else float(_LIMIT)
         )
     return Judged.of(judge, limits)
 
 
-def with_factors(learn: Sequence[Answer], judge: Sequence[Answer], limits: Bounds) -> Judged:
-    """Judge the bounds times a factor: the 95 % quantile of length over bound among an application's answers, as a
-    forest without their prompts foresees them."""
-    over: dict[str, list[float]] = defaultdict(list)
-    for fold in range(_FOLDS):
-        inside = [one for one in learn if group(one.prompt) % _FOLDS == fold]
-        outside = [one for one in learn if group(one.prompt) % _FOLDS != fold]
-        foreseen = bounds(fit(sample(outside, named=True)), inside, named=True)
-        for one, bound in zip(inside, foreseen.tolist(), strict=True):
-            over[one.app].append(one.length / bound)
-    ranks = {app: min(len(own), ceil(_NOMINAL * (len(own) + 1))) - 1 for app, own in over.items()}
-    factors = {app: sorted(own)[ranks[app]] for app, own in over.items()}
-    return Judged.of(judge, limits * np.array([factors[one.app] for one in judge]))
+def in_hindsight(answers: Sequence[Answer], limits: Bounds, share: float) -> Judged:
+    """Judge the bounds times a factor for each application: the least that covers so many of these very answers."""
+    over = np.array([one.length for one in answers]) / limits
+    apps = np.array([one.app for one in answers])
+    factors = {app: np.quantile(over[apps == app], share, method="higher") for app in set(apps.tolist())}
+    return Judged.of(answers, limits * np.array([factors[app] for app in apps.tolist()]))
 
 
 def in_cohorts(learn: Sequence[Answer], judge: Sequence[Answer], *, rounds: int) -> tuple[Judged, int]:
@@ -175,7 +185,7 @@ def in_cohorts(learn: Sequence[Answer], judge: Sequence[Answer], *, rounds: int)
     for app, asked in by_app([_part(one) for one in judge]).items():
         where = [i for i, one in enumerate(judge) if _part(one).app == app]
         if (forest := forests.get(cohorts.best(app))) is not None:
-            limits[where] = bounds(forest, asked, named=False)
+            limits[where] = one_by_one(forest, asked, named=False)
     return Judged.of(judge, limits), len(cohorts.leaves)
 
 
@@ -190,24 +200,47 @@ def _residual(forest: LengthModel, answers: Sequence[Answer]) -> Vector:
     return residual(LEVELS, foreseen, [float(one.length) for one in answers])
 
 
-def until_covered(learn: Sequence[Answer], judge: Sequence[Answer], app: str, counts: Sequence[int]) -> int | None:
-    """Return after how many of a new application's answers its bound covers at a reservation of at most 1.5 times
-    that after all of them; None if that is not reached. The forest knows all the other applications."""
-    others, mine = [one for one in learn if one.app != app], [one for one in learn if one.app == app]
-    asked = [one for one in judge if one.app == app]
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """How the bounds of an application were after each of `_COUNTS` answers, without a refit: shares and tokens."""
 
-    def judged(count: int) -> Judged:
-        return Judged.of(asked, bounds(fit(sample([*others, *mine[:count]], named=True)), asked, named=True))
+    app: str
+    covered: tuple[float, ...]
+    reserved: tuple[float, ...]
 
-    return _first_covered(judged, counts, judged(len(mine)).reserved)
+    def until(self, most: float) -> int | None:
+        """Return after how many answers its bound covers and reserves at most so much; None if it never does."""
+        good = [c >= _COVERED and r <= most for c, r in zip(self.covered, self.reserved, strict=True)]
+        return next((count for count, one in zip(_COUNTS, good, strict=True) if one), None)
 
 
-def _first_covered(judged: Callable[[int], Judged], counts: Sequence[int], final: float) -> int | None:
-    for count in counts:
-        found = judged(count)
-        if min(found.covered.values()) >= _COVERED and found.reserved <= 1.5 * final:
-            return count
-    return None
+def newcomers(
+    learn: Sequence[Answer], judge: Sequence[Answer], app: str, factors: Sequence[float]
+) -> Iterator[Newcomer]:
+    """Yield, for each factor on the lengths of its answers, how an application that the forest does not know is
+    foreseen, as means over orders of its first answers. The forest has not seen these answers' prompts either."""
+    mine, asked = ([one for one in answers if one.app == app] for answers in (learn, judge))
+    first = mine[: _COUNTS[-1]]
+    prompts = {one.prompt for one in first}
+    model = fit(sample([one for one in learn if one.app != app and one.prompt not in prompts], named=True))
+    for factor in factors:
+        shares, tokens = [], []
+        for order in range(_ORDERS):
+            mixed = [_longer(first[i], factor) for i in np.random.default_rng(order).permutation(len(first))]
+            later, since, done = [_longer(one, factor) for one in asked], dict[str, Correction](), 0
+            for count in _COUNTS:
+                if more := mixed[done:count]:
+                    model.learn(sample(more, named=True), since)
+                done = count
+                found = Judged.of(later, bounds(model, later, named=True, since=since))
+                shares.append(found.covered[app])
+                tokens.append(found.reserved)
+        by_count = (np.array(each).reshape(_ORDERS, -1).mean(axis=0).tolist() for each in (shares, tokens))
+        yield Newcomer(app, *(tuple(each) for each in by_count))
+
+
+def _longer(one: Answer, factor: float) -> Answer:
+    return Answer(one.app, one.model, one.prompt, max(1, round(one.length * factor)))
 
 
 def rows(data: Path, quick: bool) -> Iterator[Row]:
@@ -224,9 +257,9 @@ def rows(data: Path, quick: bool) -> Iterator[Row]:
             f"none of its {len(answers)} answers can be judged: an application needs {_LEARNT} answers to learn from "
             f"and others with new prompts, and all applications together {FEWEST}",
         )
-    limits = bounds(fit(sample(learn, named=True)), enough, named=True)
-    ours = Judged.of(enough, limits)
-    nameless = Judged.of(enough, bounds(fit(sample(learn, named=False)), enough, named=False))
+    model = fit(sample(learn, named=True))
+    ours = Judged.of(enough, one_by_one(model, enough, named=True))
+    nameless = Judged.of(enough, one_by_one(fit(sample(learn, named=False)), enough, named=False))
     worst = min(ours.covered.values())
     n = f"{len(ours.covered)} applications with at least {_LEARNT} answers learned, prompts never seen"
     yield row(
@@ -244,19 +277,40 @@ def rows(data: Path, quick: bool) -> Iterator[Row]:
     cohorts, count = in_cohorts(learn, enough, rounds=3 if quick else 8)
     yield _reserved(name, ours, f"forests of cohorts (Auxo), which became {count}", cohorts)
     yield _reserved(name, ours, "a forest for each application", own_forests(learn, enough))
-    yield _reserved(name, ours, "ours with a factor for each application", with_factors(learn, enough, limits))
-    apps = sorted(ours.covered)[:: 12 if quick else 2]
-    needed = [until_covered(learn, enough, app, (10, 20, 40) if quick else (5, 10, 20, 40, 60)) for app in apps]
-    reached = sorted(one for one in needed if one is not None)
+    known, least = (in_hindsight(enough, bounds(model, enough, named=True), share) for share in (_NOMINAL, _COVERED))
+    yield _reserved(
+        "the same for an oracle that covers .95 in each application", known, "one forest without names", nameless
+    )
+    yield _reserved(
+        "the same for an oracle that covers .93 in each application", least, "one forest without names", nameless
+    )
+    apps = sorted(ours.covered)[:: 12 if quick else 1]
+    final = {app: Judged.of(own, bounds(model, own, named=True)).reserved for app, own in by_app(enough).items()}
+    yield from _newcomer_rows([tuple(newcomers(learn, enough, app, _FACTORS)) for app in apps], final)
+
+
+def _newcomer_rows(found: Sequence[Sequence[Newcomer]], final: Mapping[str, float]) -> Iterator[Row]:
+    needed = [one.until(1.5 * final[one.app]) for one, *_ in found]
+    reached = sorted(_COUNTS[-1] + 1 if one is None else one for one in needed)
+    median = float(np.median(reached))
     yield row(
         "answers until a new application is covered: one forest that sees names",
-        float(np.median(reached)) if reached else None,
+        median if median <= _COUNTS[-1] else None,
         "answers",
         target=0.3 * FEWEST,
         peer="a forest for each application: none is grown before",
         peer_value=float(FEWEST),
-        note=f"{len(reached)} of {len(apps)} applications reached it; by application: {needed}",
+        note=f"no refit; by application: {needed}; the mean of {_ORDERS} orders",
     )
+    at = _COUNTS.index(12)
+    for factor, each in zip(_FACTORS, zip(*found, strict=True), strict=True):
+        shares, tokens = ([getattr(one, name)[at] for one in each] for name in ("covered", "reserved"))
+        yield row(
+            f"coverage of a new application after 12 answers, each {factor:g} times as long",
+            round(float(np.mean(shares)), 3),
+            "share",
+            note=f"{min(shares):.3f} in the application with the least; reserves {np.mean(tokens):.2f} x",
+        )
 
 
 def _reserved(

@@ -1,7 +1,8 @@
 """The memory of processes. Stdlib only; the constants of `mmap` are those of x86_64.
 
 `areas` reads a process's memory map from /proc/PID/maps. `Pages` asks for the state of its pages, by PAGEMAP_SCAN on
-its /proc/PID/pagemap (Linux 6.7). `available_bytes` says how much memory this process can still get.
+its /proc/PID/pagemap (Linux 6.7). `available_bytes` says how much memory this process can still get, and
+`fullest_memory` how full its tightest limit is.
 """
 
 from __future__ import annotations
@@ -168,8 +169,20 @@ memory.stat), by version 2 and by version 1."""
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """The least that the machine and the control groups of this process have left."""
-    lines = (proc / "meminfo").read_text().splitlines()
-    left = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return max(0, min((total - used for used, total in _limits(proc, groups)), default=0))
+
+
+def fullest_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """Bytes that are used, and all of them: of the machine, or of a control group of this process if less of that is
+    free."""
+    return max(_limits(proc, groups), key=lambda limit: limit[0] / max(1, limit[1]))
+
+
+def _limits(proc: Path, groups: Path) -> list[tuple[int, int]]:
+    """Used bytes and all bytes, of the machine and of each control group of this process that has a limit."""
+    lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    limits = [(total - free, total)]
     memberships: list[str] = []
     with suppress(OSError):  # a kernel without control groups
         memberships = (proc / "self/cgroup").read_text().splitlines()
@@ -180,17 +193,17 @@ def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgr
         root = groups / "memory" if controllers else groups
         place = root / path.lstrip("/")
         for folder in (place, *place.parents):
-            left += _left_in(folder)
+            limits += _limit_of(folder)
             if folder == root:
                 break
-    return max(0, min(left, default=0))
+    return limits
 
 
-def _left_in(folder: Path) -> list[int]:
+def _limit_of(folder: Path) -> list[tuple[int, int]]:
     for limit, used, cached in GROUP_FILES:
         with suppress(OSError, ValueError):  # no such group, or "max"
-            left = int((folder / limit).read_text()) - int((folder / used).read_text())
-            return [left + _stated(folder / "memory.stat", cached)]
+            total, in_use = int((folder / limit).read_text()), int((folder / used).read_text())
+            return [(in_use - _stated(folder / "memory.stat", cached), total)]
     return []
 
 

@@ -13,8 +13,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from typing import Self
 
+from ramify.sandboxes.linux.process_memory import fullest_memory
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
@@ -28,12 +30,12 @@ from ramify.serving.scaling.pools import (
     PoolLimits,
     PoolLoad,
     WarmReplica,
-    host_memory,
     to_end,
 )
 
-PERIOD_S = 0.25
+PERIOD_S, _RESTING_S = 0.25, 1.0  # between decisions: with calls, and without any
 _SOONEST_S = 0.02  # between two decisions, however many calls come
+_MEMORY_S = 0.5  # between two looks at the memory
 _POOL = "replicas"
 _FIRST_GUESS_S = 2.0  # of a start and of a call, before one was seen
 _RETRY_S = 30.0  # after a replica that did not start
@@ -45,7 +47,7 @@ class ElasticReplicas:
 
     engines: one for each replica that there may be. least: how many always take calls.
     replica_bytes: the memory that one more replica may need.
-    memory: bytes of the host that are used, and all of them.
+    memory: bytes of the machine, or of its control group, that are used, and all of them.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class ElasticReplicas:
         self._limits = PoolLimits(least, len(engines), _FIRST_GUESS_S)
         self._bytes = replica_bytes
         self.controller: Controller = Lookahead(len(engines))
-        self._memory = memory or host_memory
+        self._memory = memory or fullest_memory
+        self._memory_seen = (-inf, 0, 0)  # when; bytes used, and all of them
         self._loaded: set[int] = set()  # engines that are entered
         self._starting: dict[int, asyncio.Task[None]] = {}
+        self._ending: dict[int, asyncio.Task[None]] = {}
         self._parked_at: dict[int, float] = {}
         self._retry_at = 0.0
         self._asked = asyncio.Event()  # calls wait: decide at once
@@ -105,7 +109,7 @@ class ElasticReplicas:
         future = tuple(future_calls(self._workflows(gateway, now), {_POOL: load}))
         wanted = self.controller.decide((load,), future, now).replicas[_POOL]
         self._set(wanted, gateway, now)
-        await self._load_ahead(wanted, now)
+        self._load_ahead(wanted, now)
 
     def _load(self, gateway: Gateway, now: float) -> PoolLoad:
         active = self.active
@@ -140,7 +144,8 @@ class ElasticReplicas:
         """Unpark loaded replicas, or park those with the fewest calls. One whose process died gives its place to one
         that is loaded."""
         alive = [one for one in self.active if one.upstream is not None]
-        ready = [one.replica for one in self.engines if one.replica.parked and one.replica.upstream is not None]
+        loaded = [one.replica for one in self.engines if one.replica.index in self._loaded]
+        ready = [one for one in loaded if one.parked and one.upstream is not None]
         for replica in sorted(ready, key=lambda one: -one.running)[: max(0, wanted - len(alive))]:
             replica.parked = False
             log("replica_added", replica=replica.index, active=len(self.active))
@@ -152,16 +157,21 @@ class ElasticReplicas:
         if wanted > len(alive) and ready:
             gateway.admission.decide()
 
-    async def _load_ahead(self, wanted: int, now: float) -> None:
+    def _load_ahead(self, wanted: int, now: float) -> None:
         """Load as many as are wanted and one more, one at a time; end parked ones while memory is short."""
-        used, total = self._memory()
+        if now >= self._memory_seen[0] + _MEMORY_S:
+            with contextlib.suppress(OSError):  # no descriptor is left to read it with: what was seen last counts
+                self._memory_seen = (now, *self._memory())
+        _, used, total = self._memory_seen
         idle = [
             WarmReplica(str(one.replica.index), _POOL, self._bytes, self._parked_at.get(one.replica.index, 0.0))
             for one in self.engines
             if one.replica.parked and one.replica.index in self._loaded and not one.replica.running
         ]
+        if self._ending:  # how much memory that frees is not known yet
+            return
         for warm in to_end(idle, used, total)[:1]:
-            await self._end(self._by_index(int(warm.id)))
+            self._end(self._by_index(int(warm.id)))
             log("replica_ended", replica=int(warm.id), why="memory")
             return
         unloaded = [one for one in self.engines if one.replica.index not in self._loaded | self._starting.keys()]
@@ -189,24 +199,30 @@ class ElasticReplicas:
         finally:
             self._starting.pop(one.replica.index, None)
 
-    async def _end(self, one: SupervisedEngine) -> None:
-        self._loaded.discard(one.replica.index)
-        await one.__aexit__(None, None, None)
-
     async def _end_all(self) -> None:
         for task in (tasks := list(self._starting.values())):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        loaded = [one for one in self.engines if one.replica.index in self._loaded]
-        await asyncio.gather(*(self._end(one) for one in loaded))
+        for one in self.engines:
+            if one.replica.index in self._loaded:
+                self._end(one)
+        await asyncio.gather(*self._ending.values())
+
+    def _end(self, one: SupervisedEngine) -> None:
+        """Begin to end a replica. An engine may take long to end, and calls that wait do not wait for that."""
+        index = one.replica.index
+        self._loaded.discard(index)
+        self._ending[index] = ending = asyncio.create_task(one.__aexit__(None, None, None))
+        ending.add_done_callback(lambda _: self._ending.pop(index, None))
 
     async def _follow(self, gateway: Gateway) -> None:
         while True:
             self._asked.clear()
             await self.step(gateway)
             await asyncio.sleep(_SOONEST_S)
+            resting = not (gateway.admission.running or self._starting or any(gateway.records.live()))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PERIOD_S):
+                async with asyncio.timeout(_RESTING_S if resting else PERIOD_S):
                     await self._asked.wait()
 
     def _places(self, count: int) -> set[int]:

@@ -8,7 +8,8 @@ So the correction is applied to the hazard, where conditioning cannot undo it. W
 an answer that has reached g exceeds its bound when S(y)/S(g) < α. Scaling the hazard by a factor θ(x) that depends on
 the length x reached turns that ratio into exp ∫ θ d log S from g to y, and whatever happened before g cancels. The
 bins of g are the Mondrian categories. For each bin, c is the largest (tightest) constant for which the misses, among
-the calibration answers that reached its beginning, are few enough to say with `CONFIDENCE` that `TARGET` are covered.
+the calibration answers that reached its beginning, are few enough to say with some confidence that `TARGET` are
+covered.
 A smaller θ makes no new miss, so the minimum of c over a bin and those before it is a θ that satisfies all bins at
 once. From there each θ, the first one first, is raised as far as all bins allow. The last bins hold few answers, so
 their bounds are wide: that is what is known there. (Choosing each θ greedily from the last bin back covers as well,
@@ -41,6 +42,7 @@ from ramify.serving.lengths.forest import Flags, Floats, Ints
 ALPHA = 0.05
 TARGET = 0.955
 CONFIDENCE = 0.95
+_BY_LENGTH = 0.8  # the same, by the length reached: there each application's level adapts beyond that (`corrections`)
 _FEWEST_ANSWERS = 40  # answers that reach the beginning of a bin, at least
 _STEP = 0.75  # each bin begins where this share of the answers of the one before is left
 TIGHTEST, WIDEST = 1.0, 0.02  # limits of θ: it never narrows what the forest says
@@ -67,14 +69,14 @@ class Calibration:
         return np.asarray(np.exp(plain + scaled))
 
 
-def allowed_misses(survivors: int) -> int:
-    """The largest number of misses among `survivors` that still shows, at `CONFIDENCE`, a coverage of `TARGET`; -1 if
-    even none would not."""
+def allowed_misses(survivors: int, confidence: float = CONFIDENCE) -> int:
+    """The largest number of misses among `survivors` that still shows, with this confidence, a coverage of `TARGET`;
+    -1 if even none would not."""
     from scipy.special import bdtr
 
     misses = np.arange(survivors + 1)
     chance = bdtr(misses, survivors, 1 - TARGET)  # of so few misses, if the coverage were only TARGET
-    return int(np.searchsorted(chance, 1 - CONFIDENCE, side="right")) - 1
+    return int(np.searchsorted(chance, 1 - confidence, side="right")) - 1
 
 
 def calibrate_by_length(survival: Floats, grid: Floats, lengths: Floats, cut: Flags) -> Calibration:
@@ -113,7 +115,7 @@ class _Bin:
 
     @classmethod
     def of(cls, reached: Flags, cut: Flags) -> _Bin:
-        return cls(reached, max(0, allowed_misses(int((reached & ~cut).sum()))))
+        return cls(reached, max(0, allowed_misses(int((reached & ~cut).sum()), _BY_LENGTH)))
 
     def largest(self, left: Floats, scaled: Floats) -> float:
         """The largest factor on the hazard `scaled` for which no more than `allowed` answers exceed what is

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.serving.errors import CheckpointCorrupt
+from ramify.serving.lengths import corrections
 from ramify.serving.lengths.calibration import Calibration, MomentCalibration
 from ramify.serving.lengths.forest import Forest
 from ramify.serving.lengths.learner import AppCoverages, Coverage, Learner, Models
@@ -117,14 +118,14 @@ def _restored(arrays: Arrays) -> Service:
     learner = Learner(salt=int(arrays["salt"]))
     learner.first.restore(_below("first", arrays))
     learner.later.restore(_below("later", arrays))
-    learner.fitted_at = int(arrays["fitted_at"])
     learner.coverage = Coverage(arrays["coverage"].astype(np.float64))
     if "apps" in arrays:  # states of earlier versions have none
         rows = arrays["app_coverage"].astype(np.float64).tolist()
         learner.apps = AppCoverages(dict(zip(map(str, arrays["apps"]), rows, strict=True)))
-    learner.models = Models(
-        _model(_below("model_first", arrays)), _model(_below("model_later", arrays)), int(arrays["version"])
-    )
+    first, later = (_model(_below(name, arrays)) for name in ("model_first", "model_later"))
+    # A state of an earlier version has no corrections: all of its answers make some, and a refit makes better ones.
+    fitted_at = int(arrays["fitted_at"]) if "model_first.corrected" in arrays else 0
+    learner.install(Models(first, later, int(arrays["version"])), fitted_at)
     service = Service(learner)
     i = 0
     while kept := _below(f"library{i}", arrays):
@@ -153,6 +154,8 @@ def _model_arrays(model: LengthModel) -> Arrays:
         "factors": model.calibration.factors,
         "keys": np.array(list(model.seen), dtype=np.str_),
         "seen": np.array(list(model.seen.values()), dtype=np.int64),
+        "corrected": np.array(list(model.corrections), dtype=np.str_),
+        "corrections": corrections.to_array(list(model.corrections.values())),
     }
 
 
@@ -162,9 +165,12 @@ def _model(arrays: Arrays) -> LengthModel | None:
     seen = dict(zip(map(str, arrays["keys"]), arrays["seen"].astype(np.int64).tolist(), strict=True))
     kind = MomentCalibration if bool(arrays["by_moment"]) else Calibration
     calibration = kind(arrays["edges"].astype(np.float64), arrays["factors"].astype(np.float64))
-    return LengthModel(
-        Forest.from_arrays(_below("forest", arrays)), arrays["marginal"].astype(np.float64), calibration, seen
-    )
+    corrected = {}
+    if "corrected" in arrays:
+        each = corrections.from_array(arrays["corrections"].astype(np.float64))
+        corrected = dict(zip(map(str, arrays["corrected"]), each, strict=True))
+    forest = Forest.from_arrays(_below("forest", arrays))
+    return LengthModel(forest, arrays["marginal"].astype(np.float64), calibration, seen, corrected)
 
 
 def _under(name: str, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Arrays:

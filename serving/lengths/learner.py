@@ -2,7 +2,8 @@
 
 There are two models. One predicts before the first token. The other predicts what remains from the answer's text so
 far; it is asked every 50 tokens, once it has been fitted. (Deep in an answer its bound is less than half of the
-conditioned one's.) Readers never wait: a fit works on a copy, and the finished model replaces the old one.
+conditioned one's.) Readers never wait: a fit works on a copy, and the finished model replaces the old one. Between
+two fits, each answer corrects what is foreseen of its application (`corrections`).
 
 `Coverage` says live, of the calls still running after g tokens, how many ended within their 95 % bound of that
 moment. That bound is the one that scheduling had then: predicted again from the text if it was, else the sketch of
@@ -17,15 +18,16 @@ import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 import numpy as np
 
 from ramify.serving.lengths import features
+from ramify.serving.lengths.corrections import Correction
 from ramify.serving.lengths.features import Matrix
 from ramify.serving.lengths.forest import Floats
-from ramify.serving.lengths.length_model import FEWEST, LengthModel, ObservationRing, fit
+from ramify.serving.lengths.length_model import FEWEST, LengthModel, ObservationRing, Sample, fit
 from ramify.serving.lengths.types import INTERVAL, Ask, Basis, Ended, Forecast
 from ramify.serving.protocol.length_sketch import LengthSketch
 
@@ -147,6 +149,7 @@ _RING = 6_000  # answers: fitting them takes about half a minute of one core
 _RING_LATER = 6_000
 _MOMENTS = 200  # moments kept for one answer, which bounds the memory of endless answers
 _OPEN = 4_096  # running calls whose moments are kept
+_CORRECTED = 1_024  # applications and models whose answers since the last fit are known: those heard of last
 _SOONEST = 40  # new answers before another fit, at least,
 _GROWTH = 0.25  # and at least this share of the answers in the last fit
 
@@ -156,6 +159,7 @@ class Models:
     first: LengthModel | None = None
     later: LengthModel | None = None
     version: int = 0
+    since: OrderedDict[str, Correction] = field(default_factory=OrderedDict)  # by answers after the fit of `first`
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ class Learner:
         rows = np.zeros((len(asks), features.WIDTH), dtype=np.float32)
         for i, ask in enumerate(asks):
             rows[i] = features.of(ask, self.salt)
-        at_start = _forecasts(models.first, rows, asks)
+        at_start = _forecasts(models, rows, asks)
         return [
             self._in_the_middle(models, ask, row, forecast) if ask.generated > 0 else forecast
             for ask, row, forecast in zip(asks, rows, at_start, strict=True)
@@ -224,6 +228,7 @@ class Learner:
         key = key_of(ask)
         with self._lock:
             self.first.add(row, length, cut=ended.cut, group=group, key=key)
+            _learn(self.models, self.first.sample(self.first.total - 1))
             moments = [moment for moment in self._moments.pop(ask.call, []) if moment.generated < length]
             for moment in moments:
                 if moment.progress is not None:
@@ -251,14 +256,30 @@ class Learner:
                 sample, total = self.first.sample(), self.first.total
                 rest = self.later.sample() if len(self.later) >= 4 * FEWEST else None
             version = self.models.version + 1
-            first = fit(sample, seed=version)
-            self.models = Models(first, self.models.later, version)
-            self.fitted_at = total
+            self.install(Models(fit(sample, seed=version), self.models.later, version), total)
             if rest is not None:
-                self.models = Models(first, fit(rest, seed=version), version)
+                self.models = replace(self.models, later=fit(rest, seed=version))
             return True
         finally:
             self._fitting.release()
+
+    def install(self, models: Models, fitted_at: int) -> None:
+        """Go on with these models, corrected by the answers after the first `fitted_at`."""
+        with self._lock:
+            sample, total = self.first.sample(fitted_at), self.first.total
+        _learn(models, sample)  # many answers may have come during a fit
+        with self._lock:
+            _learn(models, self.first.sample(total))
+            self.models, self.fitted_at = models, fitted_at
+
+
+def _learn(models: Models, sample: Sample) -> None:
+    if models.first is not None and sample.keys:
+        models.first.learn(sample, models.since)
+        for key in sample.keys:
+            models.since.move_to_end(key)
+        while len(models.since) > _CORRECTED:
+            models.since.popitem(last=False)
 
 
 def learnt_from(call: str, generated: int) -> bool:
@@ -272,10 +293,10 @@ def key_of(ask: Ask) -> str:
     return f"{ask.app}\x1f{ask.model}"
 
 
-def _forecasts(model: LengthModel | None, rows: Matrix, asks: Sequence[Ask]) -> list[Forecast]:
-    if model is None:
+def _forecasts(models: Models, rows: Matrix, asks: Sequence[Ask]) -> list[Forecast]:
+    if models.first is None:
         return [Forecast(LengthSketch.cold(ask.limit), Basis.COLD) for ask in asks]
-    return model.sketches(rows, [key_of(ask) for ask in asks], [ask.limit for ask in asks])
+    return models.first.sketches(rows, [key_of(ask) for ask in asks], [ask.limit for ask in asks], models.since)
 
 
 def _shifted(rest: LengthSketch, generated: int) -> LengthSketch:

@@ -1,20 +1,22 @@
-"""The length model: forest, calibration, and caution where little was seen, as one immutable value.
+"""The length model: forest, corrections, calibration, and caution where little was seen, as one immutable value.
 
 `fit` makes a model from observations (a `Sample`); `LengthModel.sketches` predicts in batches. Each refit replaces
 the whole model. Rows of the beginning (`features.of`) make a model of whole answers, calibrated by the length
-reached; rows of the middle (`features.later`) make one of what remains, calibrated by the moment of asking.
-`ObservationRing` holds the latest observations in fixed memory.
+reached, which the answers of each application correct (`corrections`); rows of the middle (`features.later`) make one
+of what remains, calibrated by the moment of asking. `ObservationRing` holds the latest observations in fixed memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from ramify.serving.lengths import features
+from ramify.serving.lengths import corrections, features
 from ramify.serving.lengths.calibration import (
     Calibration,
     MomentCalibration,
@@ -22,6 +24,7 @@ from ramify.serving.lengths.calibration import (
     calibrate_by_length,
     calibrate_by_moment,
 )
+from ramify.serving.lengths.corrections import Correction
 from ramify.serving.lengths.features import Matrix
 from ramify.serving.lengths.forest import TREES, Flags, Floats, Forest, Ints, grid_for, grow, survival
 from ramify.serving.lengths.types import Basis, Forecast
@@ -30,7 +33,8 @@ from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 FEWEST = 60  # observations before a forest is grown
 _FOLDS = 5
 _MARGINAL, _UNSEEN = 0.02, 0.004  # weights of all answers together, and of lengths that no answer had
-_FAMILIAR = 20  # answers of an application and model at which the weight of not knowing is a quarter
+_FAMILIAR = 2  # answers of an application and model at which the weight of not knowing is a quarter,
+_FAMILIAR_LATER = 20  # and in the middle of answers, where nothing corrects the forest
 _THIN = 0.05  # weight of not knowing above which a forecast is THIN
 _LEVELS = np.array(LEVELS)
 
@@ -57,19 +61,45 @@ class LengthModel:
     marginal: Floats  # P(length > grid) over all answers
     calibration: Calibration | MomentCalibration
     seen: Mapping[str, int]  # answers by key
+    corrections: Mapping[str, Correction] = field(default_factory=dict)  # by key; none in the middle of answers
 
-    def sketches(self, rows: Matrix, keys: Sequence[str], limits: Sequence[float]) -> list[Forecast]:
-        """One forecast for each row, cut at its limit."""
-        known = self._calibrated(_blend(self.forest.survival(rows), self.marginal, self.forest.grid), rows)
-        return [
-            self._forecast(curve, strangeness(self.seen.get(key, 0)), limit)
-            for curve, key, limit in zip(known, keys, limits, strict=True)
-        ]
-
-    def _calibrated(self, curves: Floats, rows: Matrix) -> Floats:
+    def sketches(
+        self,
+        rows: Matrix,
+        keys: Sequence[str],
+        limits: Sequence[float],
+        since: Mapping[str, Correction] = MappingProxyType({}),
+    ) -> list[Forecast]:
+        """One forecast for each row, cut at its limit. `since`: corrections by answers that came after the fit."""
+        curves = _blend(self.forest.survival(rows), self.marginal, self.forest.grid)
         if isinstance(self.calibration, MomentCalibration):
-            return self.calibration.apply(curves, features.generated(rows))
-        return self.calibration.apply(curves, self.forest.grid)
+            known = self.calibration.apply(curves, features.generated(rows))
+            strange = [strangeness(self.seen.get(key, 0), _FAMILIAR_LATER) for key in keys]
+        else:
+            mine = [self._correction(key, since) for key in keys]
+            known = self._corrected(curves, mine)
+            known = corrections.widened(known, np.array([one.level for one in mine]))
+            strange = [strangeness(one.seen) for one in mine]
+        return [self._forecast(*of) for of in zip(known, strange, limits, strict=True)]
+
+    def learn(self, sample: Sample, since: MutableMapping[str, Correction]) -> None:
+        """Add answers that came after the fit to the corrections since then."""
+        grid = self.forest.grid
+        curves = _blend(self.forest.survival(sample.rows), self.marginal, grid)
+        likelihoods = corrections.likelihoods(curves, grid, sample.lengths, sample.cut)
+        for i, key in enumerate(sample.keys):
+            before = self._correction(key, since)
+            level = corrections.levels_of(
+                self._corrected(curves[i : i + 1], [before]), grid, sample.lengths[i : i + 1]
+            )
+            since[key] = before.after(likelihoods[i], float(level[0]), bool(sample.cut[i]))
+
+    def _correction(self, key: str, since: Mapping[str, Correction]) -> Correction:
+        return since.get(key) or self.corrections.get(key) or Correction.none()
+
+    def _corrected(self, curves: Floats, by: Sequence[Correction]) -> Floats:
+        weights = corrections.weights(np.stack([one.odds for one in by]))
+        return self.calibration.apply(corrections.shifted(curves, self.forest.grid, weights), self.forest.grid)
 
     def _forecast(self, curve: Floats, strange: float, limit: float) -> Forecast:
         if strange >= 1.0:
@@ -86,9 +116,10 @@ class LengthModel:
         return Forecast(sketch, Basis.THIN if strange > _THIN else Basis.LEARNT)
 
 
-def strangeness(seen: int) -> float:
-    """The weight of not knowing: 1 for an application and model never seen, a quarter at 20 answers, .03 at 100."""
-    return (_FAMILIAR / (_FAMILIAR + seen)) ** 2
+def strangeness(seen: int, familiar: int = _FAMILIAR) -> float:
+    """The weight of not knowing: 1 for an application and model never seen, a quarter after `familiar` answers, .04
+    after four times as many."""
+    return (familiar / (familiar + seen)) ** 2
 
 
 def fit(sample: Sample, *, seed: int = 0, trees: int = TREES) -> LengthModel:
@@ -106,17 +137,31 @@ def fit(sample: Sample, *, seed: int = 0, trees: int = TREES) -> LengthModel:
         others = grow(sample.rows[~held], sample.lengths[~held], sample.cut[~held], seed=seed, grid=grid, trees=trees)
         unseen[held] = others.survival(sample.rows[held])
     curves = _blend(unseen, marginal, grid)
-    calibration: Calibration | MomentCalibration
+    seen = Counter(sample.keys)
+    forest = grow(sample.rows, sample.lengths, sample.cut, seed=seed, grid=grid, trees=trees)
     if sample.rows.shape[1] == features.WIDTH_LATER:
         seen_at = Witnesses(sample.lengths, sample.cut, features.generated(sample.rows), groups)
-        calibration = calibrate_by_moment(curves, grid, seen_at)
-    else:
-        calibration = calibrate_by_length(curves, grid, sample.lengths, sample.cut)
-    seen: dict[str, int] = {}
-    for key in sample.keys:
-        seen[key] = seen.get(key, 0) + 1
-    forest = grow(sample.rows, sample.lengths, sample.cut, seed=seed, grid=grid, trees=trees)
-    return LengthModel(forest, marginal, calibration, seen)
+        return LengthModel(forest, marginal, calibrate_by_moment(curves, grid, seen_at), seen)
+    calibration, corrected = _correct(curves, grid, sample)
+    return LengthModel(forest, marginal, calibration, seen, corrected)
+
+
+def _correct(curves: Floats, grid: Floats, sample: Sample) -> tuple[Calibration, dict[str, Correction]]:
+    """Calibrate, and learn the correction of each application and model. `curves`: from forests that had not seen the
+    answers' prompts."""
+    likelihoods = corrections.likelihoods(curves, grid, sample.lengths, sample.cut)
+    number = {key: i for i, key in enumerate(dict.fromkeys(sample.keys))}
+    at = np.array([number[key] for key in sample.keys])
+    odds = np.zeros((len(number), likelihoods.shape[1]))
+    np.add.at(odds, at, likelihoods)
+    # each answer is foreseen with what the others of its application say
+    known = corrections.shifted(curves, grid, corrections.weights(odds[at] - likelihoods))
+    calibration = calibrate_by_length(known, grid, sample.lengths, sample.cut)
+    levels = corrections.levels_of(calibration.apply(known, grid), grid, sample.lengths)
+    found = dict.fromkeys(sample.keys, Correction.none())
+    for key, likelihood, level, cut in zip(sample.keys, likelihoods, levels.tolist(), sample.cut, strict=True):
+        found[key] = found[key].after(likelihood, level, bool(cut))
+    return calibration, found
 
 
 def _folds(groups: Ints) -> tuple[Ints, Ints]:
@@ -164,15 +209,16 @@ class ObservationRing:
         used, self._keys[:] = np.unique(self._keys, return_inverse=True)
         self._names = {names[i]: at for at, i in enumerate(used.tolist())}
 
-    def sample(self) -> Sample:
-        held = slice(0, len(self))
-        names = list(self._names)
+    def sample(self, since: int = 0) -> Sample:
+        """The rows that were added after the first `since`, the oldest first, as far as they are held."""
+        size, names = len(self._rows), list(self._names)
+        at = np.arange(max(since, self.total - size), self.total) % size
         return Sample(
-            rows=self._rows[held].copy(),
-            lengths=self._lengths[held].copy(),
-            cut=self._cut[held].copy(),
-            groups=self._groups[held].copy(),
-            keys=tuple(names[i] for i in self._keys[held].tolist()),
+            rows=self._rows[at],
+            lengths=self._lengths[at],
+            cut=self._cut[at],
+            groups=self._groups[at],
+            keys=tuple(names[i] for i in self._keys[at].tolist()),
         )
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:

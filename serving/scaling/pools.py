@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, sqrt
-from pathlib import Path
 from typing import Protocol
 
 from ramify.serving.errors import BadPool
@@ -181,10 +180,3 @@ def to_end(warm: list[WarmReplica], used: int, total: int, most_memory: float = 
         out.append(one)
         used -= one.bytes
     return out
-
-
-def host_memory(meminfo: Path = Path("/proc/meminfo")) -> tuple[int, int]:
-    """Bytes of memory that are used, and all of them."""
-    fields = dict(line.split(":", 1) for line in meminfo.read_text("utf-8").splitlines())
-    total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return total - free, total

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.linux.process_memory import available_bytes
+from ramify.sandboxes.linux.process_memory import available_bytes, fullest_memory
 
 
 @pytest.fixture
@@ -51,3 +51,19 @@ def test_a_kernel_without_control_groups_limits_nothing(machine: Path) -> None:
 
 def test_this_machine_has_some() -> None:
     assert available_bytes() > 0
+
+
+def test_the_fullest_limit_counts(machine: Path) -> None:
+    def fullest() -> tuple[int, int]:
+        return fullest_memory(machine / "proc", machine / "groups")
+
+    assert fullest() == (5000 << 10, 9000 << 10)
+    folder = machine / "groups/a"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text("1000")
+    (folder / "memory.current").write_text("700")
+    assert fullest() == (700, 1000)
+    (folder / "memory.stat").write_text("inactive_file 300\n")  # 40 %, and the machine 56 %
+    assert fullest() == (5000 << 10, 9000 << 10)
+    used, total = fullest_memory()
+    assert 0 < used < total

@@ -27,7 +27,7 @@ from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings, Placement, check_devices, check_replicas
 from ramify.serving.policy.types import RequestId
 from ramify.serving.protocol.tags import SLOTags
-from ramify.serving.scaling.pools import Scaling, host_memory
+from ramify.serving.scaling.pools import Scaling
 from ramify.serving.types import ChatRequest, user
 
 GB = 1 << 30
@@ -49,6 +49,7 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._house.may_end.wait()
         self._house.ended += 1
 
     async def ended(self) -> int:
@@ -65,8 +66,12 @@ class House:
     broken: Exception | None = None
     used: int = GB
     now: float = 0.0
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
     pool: ElasticReplicas = field(init=False)
     gateway: Gateway = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.may_end.set()
 
     @asynccontextmanager
     async def open(self, least: int, most: int) -> AsyncIterator[Self]:
@@ -81,8 +86,7 @@ class House:
         """Let the controller decide. Returns the replicas that take calls."""
         for _ in range(times):
             await self.pool.step(self.gateway)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)  # a replica that starts or ends has done so
             self.now += 0.25
         return [one.index for one in self.pool.active]
 
@@ -173,6 +177,42 @@ async def test_a_parked_replica_finishes_its_calls_before_it_is_ended() -> None:
         assert house.started == 3
 
 
+async def test_calls_do_not_wait_for_a_replica_that_takes_long_to_end() -> None:
+    async with House().open(1, 3) as house:
+        await house.step(4)
+        house.pool.engines[1].replica.parked = False
+        house.run_calls(0, 1)
+        await house.step(4)
+        assert house.started == 3
+        house.may_end.clear()
+        house.used = 9 * GB
+        assert await house.step(4) == [0, 1] and house.ended == 0, "the third is being ended"
+        waiting = asyncio.create_task(_wait(house, 2))
+        await asyncio.sleep(0)
+        assert await house.step(2) == [0, 1], "one that is being ended takes no call"
+        house.may_end.set()
+        assert await house.step(4) == [0, 1, 2] and house.ended == 1, "it was ended, and started for the call"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        house.end_calls(0, 1)
+
+
+async def test_memory_that_cannot_be_read_stops_nothing() -> None:
+    def unreadable() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with House().open(1, 2) as house:
+        await house.step(4)
+        house.pool._memory = unreadable
+        house.run_calls(0)
+        waiting = asyncio.create_task(_wait(house, 1))
+        await asyncio.sleep(0)
+        assert await house.step(2) == [0, 1]
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        house.end_calls(0)
+
+
 @pytest.mark.parametrize("why", [EngineFailed("it did not start"), OSError(errno.EMFILE, "Too many open files")])
 async def test_a_replica_that_does_not_start_is_tried_again_later(
     why: Exception, caplog: pytest.LogCaptureFixture
@@ -258,13 +298,6 @@ async def test_a_replica_with_a_queue_of_its_own_takes_as_many_again_as_it_works
 def test_a_queue_for_each_replica_cannot_change_their_number() -> None:
     with pytest.raises(ScalingUnsupported, match="one-queue"):
         check_replicas(GatewaySettings(home=Path(), replicas=(1, 2), placement=Placement.POWER_OF_K))
-
-
-def test_memory_of_the_host(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n", "utf-8")
-    assert host_memory(tmp_path / "meminfo") == (600 * 1024, 1000 * 1024)
-    used, total = host_memory()
-    assert 0 < used < total
 
 
 @pytest.mark.model
