@@ -165,17 +165,27 @@ def clone_confined(path: str, *, writable: bool = False) -> int:
 
 def empty_tmpfs(size: str) -> int:
     """A descriptor of an empty folder in memory with mode 0700. It is mounted nowhere and ends with its last user."""
-    kind = int(_libc.syscall(SYS_FSOPEN, b"tmpfs", 1))  # FSOPEN_CLOEXEC
-    _check(kind, "fsopen of tmpfs")
+    return _detached("tmpfs", size=size, mode="0700")
+
+
+def message_queues() -> int:
+    """A descriptor of a folder with the POSIX message queues of this process's IPC namespace, mounted nowhere."""
+    return _detached("mqueue")
+
+
+def _detached(kind: str, **options: str) -> int:
+    opened = int(_libc.syscall(SYS_FSOPEN, kind.encode(), 1))  # FSOPEN_CLOEXEC
+    _check(opened, f"fsopen of {kind}")
     try:
-        for name, value in ((b"size", size.encode()), (b"mode", b"0700")):
-            _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_SET_STRING, name, value, 0), f"fsconfig {name!r}")
-        _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig create")
-        descriptor = int(_libc.syscall(SYS_FSMOUNT, kind, 1, ATTR_NOSUID | ATTR_NODEV))  # FSMOUNT_CLOEXEC
-        _check(descriptor, "fsmount of tmpfs")
+        for name, value in options.items():
+            done = _libc.syscall(SYS_FSCONFIG, opened, FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+            _check(done, f"fsconfig {name}")
+        _check(_libc.syscall(SYS_FSCONFIG, opened, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig create")
+        descriptor = int(_libc.syscall(SYS_FSMOUNT, opened, 1, ATTR_NOSUID | ATTR_NODEV))  # FSMOUNT_CLOEXEC
+        _check(descriptor, f"fsmount of {kind}")
         return descriptor
     finally:
-        os.close(kind)
+        os.close(opened)
 
 
 def attach(descriptor: int, target: str) -> None:

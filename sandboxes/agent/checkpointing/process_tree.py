@@ -36,8 +36,10 @@ from ramify.sandboxes.agent.checkpointing.process_restore import (
     become_program,
     check_compatible,
     rebuild,
+    written_files,
 )
 from ramify.sandboxes.linux import kernel, processes, resource_limits
+from ramify.sandboxes.linux.process_memory import Area, areas
 from ramify.sandboxes.linux.ptrace import EXIT_KILL, TRACE_EXEC, Tracee, share_open_file_among
 
 TREE_NOTE = "tree.json"  # in the folder of the tree's root
@@ -113,7 +115,7 @@ def members_of(
             _check(member, parents.get(member.parent), root, mine)
             opened[process.pid] = open_files(process.pid, private, pipes, locks=True)
         except CannotDump as error:
-            raise CannotDump(f"process {process.pid}: {error}") from None
+            raise type(error)(f"process {process.pid}: {error}") from None
         members.append(member)
     _check_devices(opened)
     _check_shared(opened)
@@ -210,10 +212,12 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One process that was restored. `shares`: it has pages of the image, and the filter for them."""
+    """One process that was restored. `shares`: it has pages of the image, and the filter for them. `found`: what it
+    had mapped before it ran on."""
 
     image: Image
     shares: bool
+    found: tuple[Area, ...]
 
 
 def restore_tree(
@@ -239,12 +243,15 @@ def restore_tree(
         forked = _Forking(tree, sources, pipes, confine, pids, go)
         try:
             forked.fork_root()
+            found = dict[int, tuple[Area, ...]]()
             tracees = [held.enter_context(Tracee.seize(one.pid, TRACE_EXEC | EXIT_KILL)) for one in tree.members]
             os.write(go_in, b"." * len(tracees))
+            written = {path for source in sources.values() for path in written_files(source.image)}
             for tracee in tracees:
                 tracee.await_exec()
                 source = sources[tracee.pid]
-                rebuild(tracee, source.image, source.memory, shares=source.shares)
+                rebuild(tracee, source.image, source.memory, shares=source.shares, written=written)
+                found[tracee.pid] = tuple(areas(tracee.pid))
                 resource_limits.limit_restored(tracee.pid, source.image.program.limits, open_files)
             for member in tree.members if frozen else ():
                 os.kill(member.pid, signal.SIGSTOP)  # it stops when it is released
@@ -255,7 +262,7 @@ def restore_tree(
             if isinstance(error, OSError):
                 raise CannotRestore(f"the processes could not be restored: {error}") from error
             raise
-    return {pid: Restored(source.image, source.shares) for pid, source in sources.items()}
+    return {pid: Restored(source.image, source.shares, found[pid]) for pid, source in sources.items()}
 
 
 def _open(folder: Path, held: contextlib.ExitStack) -> _Source:
