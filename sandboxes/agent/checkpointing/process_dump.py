@@ -140,7 +140,6 @@ def dump_process(
             later = restart_interrupted_call(registers, tracee.memory)
             thread, heap_end = _thread(tracee, later, floats, blocked)
             program = _program(pid)
-            refuse_what_cannot_be_opened(tracee, program, files, found)
             folder.mkdir()
             with _new(folder / PAGES) as pages:
                 own, base = image_base.restored_from, image_base.base
@@ -148,6 +147,7 @@ def dump_process(
                 made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
             places = (*_address_fields(pid), heap_end)
             kept = with_openable_paths(kept, points)
+            refuse_what_cannot_be_opened(tracee, program, files, kept)
             image = Image(name, pid, program, thread, places, kernels, tuple(kept), tuple(files))
             if made is not None:
                 if base is not None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump, StoredArea
 from ramify.sandboxes.agent.checkpointing.process_image import OpenFile, Program
 from ramify.sandboxes.linux import process_memory
-from ramify.sandboxes.linux.process_memory import PAGE, Area
+from ramify.sandboxes.linux.process_memory import PAGE
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, Tracee
 
 MMAP, MUNMAP, FACCESSAT = 9, 11, 269  # x86_64
@@ -49,18 +49,18 @@ def _inode(path: str) -> int:
 
 
 def refuse_what_cannot_be_opened(
-    tracee: Tracee, program: Program, files: Sequence[OpenFile], found: Sequence[Area]
+    tracee: Tracee, program: Program, files: Sequence[OpenFile], kept: Sequence[StoredArea]
 ) -> None:
     """Raise `CannotDump` if this process may not open by its path what a restored one opens: it is asked itself."""
     wanted = dict[str, int]()
-    for path, mode in _wanted(program, files, found):
+    for path, mode in _wanted(program, files, kept):
         wanted[path] = wanted.get(path, 0) | mode
     paths = sorted(wanted)
     for first in range(0, len(paths), IN_TURN):
         _ask(tracee, {path: wanted[path] for path in paths[first : first + IN_TURN]})
 
 
-def _wanted(program: Program, files: Sequence[OpenFile], found: Sequence[Area]) -> Iterator[tuple[str, int]]:
+def _wanted(program: Program, files: Sequence[OpenFile], kept: Sequence[StoredArea]) -> Iterator[tuple[str, int]]:
     yield program.path, os.X_OK
     if not program.cwd_removed:
         yield program.cwd, os.X_OK
@@ -68,9 +68,8 @@ def _wanted(program: Program, files: Sequence[OpenFile], found: Sequence[Area]) 
         if file.path.startswith("/") and not file.flags & os.O_PATH:
             kind = file.flags & os.O_ACCMODE
             yield file.path, {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK}.get(kind, os.R_OK | os.W_OK)
-    for area in found:
-        if area.file.startswith("/") and not area.file.endswith(REMOVED):  # which has a reason of its own
-            yield area.file, os.R_OK | os.W_OK if area.shared_file else os.R_OK
+    for area in (one.area for one in kept if one.area.file and not one.mapped):
+        yield area.file, os.R_OK | os.W_OK if area.shared_file else os.R_OK
 
 
 def _ask(tracee: Tracee, wanted: Mapping[str, int]) -> None:
