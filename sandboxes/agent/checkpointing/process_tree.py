@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote, PidCounter
+from ramify.sandboxes.agent.checkpointing.ephemeral_state import CannotKeep
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import open_files, scheduling_of, working_folder
 from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES, Image, OpenFile
@@ -116,6 +117,8 @@ def members_of(
             opened[process.pid] = open_files(process.pid, private, pipes, locks=True)
         except CannotDump as error:
             raise type(error)(f"process {process.pid}: {error}") from None
+        except PermissionError:
+            raise CannotKeep(f"process {process.pid}: it is closed to others, as by PR_SET_DUMPABLE") from None
         members.append(member)
     _check_devices(opened)
     _check_shared(opened)

@@ -42,7 +42,7 @@ file.flush()
 mapped = libc.mmap(None, 8192, 1, 1, file.fileno(), 0)
 file.close()
 direct = os.open("direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
-for option, value in ((29, 123456), (41, 1), (4, 0)):
+for option, value in ((29, 123456), (41, 1)):
     assert libc.prctl(option, value, 0, 0, 0) == 0
 seen = open("log", "w+b", buffering=0)
 seen.write(bytes(4096))
@@ -82,7 +82,7 @@ told = dict(
     droppable=droppable == 2 ** 64 - 1 or child(lambda: ctypes.string_at(droppable, 1)[0]) >> 8,
     protect=libc.mprotect(mapped, 8192, 3),
     direct=fcntl.fcntl(direct, fcntl.F_GETFL) & os.O_DIRECT,
-    options=[libc.prctl(option, 0, 0, 0, 0) for option in (30, 42, 3)],
+    options=[libc.prctl(option, 0, 0, 0, 0) for option in (30, 42)],
     log=seen_to_change(),
 )
 if not told["protect"]:
@@ -117,6 +117,39 @@ async def test_memory_files_and_options_are_as_before(
     assert told[0] == told[1] == told[2]
     assert told[0]["wiped"] == 0
     assert (told[0]["missing"], told[0]["file"], told[0]["log"]) == (signal.SIGSEGV, "xxxx", True)
+
+
+CLOSED = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.prctl(4, 0, 0, 0, 0)
+open("ready", "w").close()
+while True:
+    time.sleep(0.05)
+    open("told", "w").write(str(libc.prctl(3, 0, 0, 0, 0)))
+"""
+
+
+@pytest.mark.linux_ns
+@pytest.mark.criu
+async def test_a_program_that_is_closed_to_others_stays_so_or_is_refused_by_name(
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
+) -> None:
+    """To the kernel its state is root's: an ordinary user cannot read it."""
+    world = await namespaces.materialise(base, dumpable)
+    (world.path / "closed.py").write_text(CLOSED)
+    await out(world, "python3 closed.py &")
+    await until(world, "[ -e ready ]")
+    sealed = await world.seal(flush=False)
+    if os.geteuid() != 0:
+        assert (sealed.tier, await world.background_processes()) == (ProcessTier.DROPPED, 1)
+        assert "closed to others" in sealed.processes.reason
+        return
+    assert sealed.tier is ProcessTier.TREE, sealed.processes.reason
+    fork = await namespaces.materialise(sealed, dumpable)
+    await out(fork, "rm -f told")
+    await until(fork, "[ -s told ]")
+    assert await out(fork, "cat told") == "0"
 
 
 WAITING = """
