@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import struct
+import time
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ from ramify.sandboxes.linux.resource_limits import Scheduling
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, MADVISE, GETITIMER, PRCTL = 9, 11, 12, 13, 28, 36, 157
-SIGALTSTACK, GET_ROBUST_LIST = 131, 274
+SIGALTSTACK, CLOCK_GETTIME, GET_ROBUST_LIST = 131, 228, 274
 PR_GET_PDEATHSIG, PR_GET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 2, 37, 40
 PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 3, 4, 29, 30
 PR_SET_THP_DISABLE, PR_GET_THP_DISABLE = 41, 42
@@ -56,6 +57,8 @@ OPTIONS = (
 """Of `prctl`: to ask for a number, and to set it again. Dumpable is the last: others cannot look any more."""
 ALL_SIGNALS = (1 << 64) - 1
 SIGACTION = 32  # bytes: handler, flags, restorer, mask
+CLOCKS = (time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME)
+TIMES = 3072  # where their times are in a page of results
 TIMERS = 3  # ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
 PLACES = (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)
 """Fields of /proc/PID/stat: startcode, endcode, start_data, end_data, start_brk, startstack, arg_start, arg_end,
@@ -253,10 +256,11 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
         (PRCTL, PR_GET_PDEATHSIG, results + 148, 0, 0, 0),
         *((RT_SIGACTION, number, 0, results + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
         *((PRCTL, asked, 0, 0, 0, 0) for asked, _ in OPTIONS),
+        *((CLOCK_GETTIME, clock, results + TIMES + 16 * n) for n, clock in enumerate(CLOCKS)),
         (BRK, 0),
     ]
     try:
-        *_, slack, no_huge_pages, dumpable, heap_end = tracee.run(calls, room)
+        *_, slack, no_huge_pages, dumpable, _, _, heap_end = tracee.run(calls, room)
         data = os.pread(tracee.memory, process_memory.PAGE, results)
     finally:
         tracee.call(MUNMAP, room, 3 * process_memory.PAGE)
@@ -267,7 +271,8 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     stack, restartable = data[120:144].hex(), tracee.restartable
     known = (registers, floats.hex(), blocked, restartable, tid_address, (head, length), stack, actions)
     subreaper, death_signal = struct.unpack_from("=II", data, 144)
-    return Thread(*known, subreaper, death_signal, (slack, no_huge_pages, dumpable)), heap_end
+    seconds = struct.unpack_from("=q8xq", data, TIMES)
+    return Thread(*known, subreaper, death_signal, seconds, (slack, no_huge_pages, dumpable)), heap_end
 
 
 def _handled_signals(pid: int) -> list[int]:

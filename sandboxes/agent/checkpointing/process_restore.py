@@ -16,12 +16,14 @@ import functools
 import os
 import signal
 import struct
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing.memory_image import copy_base_into_memory, read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
+    CLOCKS,
     MADVISE,
     MMAP,
     MUNMAP,
@@ -33,6 +35,7 @@ from ramify.sandboxes.agent.checkpointing.process_dump import (
     identity,
 )
 from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES, Image, OpenFile
+from ramify.sandboxes.agent.checkpointing.reopening import enter_removed_folder
 from ramify.sandboxes.linux import kernel, process_memory, resource_limits
 from ramify.sandboxes.linux.process_memory import DROPPED, NOT_FORKED, WIPED, Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
@@ -69,6 +72,20 @@ def check_compatible(image: Image) -> None:
         raise CannotRestore(f"its interpreter has changed: {image.program.path}")
 
 
+def continue_clocks(image: Image) -> None:
+    """If the clocks since the machine's boot were ahead of those of today, let them go on from there in the processes
+    that are forked from now on. Otherwise a program that waits for a time would wait for as long as another boot, or
+    another machine, had lasted. Raises `CannotRestore`."""
+    now = [int(time.clock_gettime(clock)) for clock in CLOCKS]
+    ahead = [was + 1 - here if was > here else 0 for was, here in zip(image.thread.clocks, now, strict=False)]
+    if not any(ahead):
+        return
+    try:
+        kernel.move_clocks_of_children(*ahead)
+    except OSError as error:
+        raise CannotRestore(f"its clocks, from another boot of the machine, cannot go on: {error}") from None
+
+
 def restore(
     image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None], open_files: int | None
 ) -> int:
@@ -79,6 +96,7 @@ def restore(
     `open_files`: the most that it may have then. Raises `CannotRestore`, or `OSError`.
     """
     check_compatible(image)
+    continue_clocks(image)
     pages = os.open(folder / PAGES, os.O_RDONLY | os.O_CLOEXEC)
     stands = any(kept.below >= 0 for kept in image.areas)
     base = os.open(folder / BASE_PAGES, os.O_RDONLY | os.O_CLOEXEC) if stands else os.dup(pages)
@@ -137,7 +155,7 @@ def become_program(
         confine()
         kernel.close_all_but((0, 1, 2, *above, *held.values()))  # before any path is followed
         if program.cwd_removed:
-            _enter_removed_folder(Path(program.cwd))
+            enter_removed_folder(Path(program.cwd))
         else:
             os.chdir(program.cwd)
         os.umask(program.umask)
@@ -154,33 +172,6 @@ def become_program(
         os.write(2, f"{program.name} could not be restored: {error}\n".encode())
     finally:
         os._exit(127)
-
-
-def _enter_removed_folder(path: Path) -> None:
-    """Enter a folder that is gone from `path`. As in the dumped process, `..` leads to where it was."""
-    try:
-        _make_enter_and_remove(path)
-    except OSError:  # nobody may make it there
-        _make_enter_and_remove(Path("/dev/shm/removed"))
-
-
-def _make_enter_and_remove(path: Path) -> None:
-    """Leave the folder above as it was: a seal must not find a change in it."""
-    above = next(folder for folder in path.parents if folder.is_dir())
-    place, *below = path.relative_to(above).parts
-    place = f".removed-{os.getpid()}"
-    made = [str(Path(place, *below[:count])) for count in range(len(below) + 1)]
-    with contextlib.ExitStack() as held:
-        held.callback(os.close, folder := kernel.open_folder(str(above)))
-        before = os.fstat(folder)
-        for name in made:
-            os.mkdir(name, dir_fd=folder)
-        held.callback(os.close, inner := os.open(made[-1], os.O_PATH | os.O_DIRECTORY, dir_fd=folder))
-        os.fchdir(inner)
-        for name in reversed(made):
-            os.rmdir(name, dir_fd=folder)
-        with contextlib.suppress(PermissionError):
-            os.utime(".", ns=(before.st_atime_ns, before.st_mtime_ns), dir_fd=folder)
 
 
 def _first_own_descriptor(files: Sequence[OpenFile]) -> int:

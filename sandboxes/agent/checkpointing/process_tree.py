@@ -36,6 +36,7 @@ from ramify.sandboxes.agent.checkpointing.process_restore import (
     CannotRestore,
     become_program,
     check_compatible,
+    continue_clocks,
     rebuild,
     written_files,
 )
@@ -243,6 +244,7 @@ def restore_tree(
         for descriptor in (go, go_in):
             held.callback(os.close, descriptor)
         sources = {member.pid: _open(images / str(member.pid), held) for member in tree.members}
+        continue_clocks(sources[tree.members[0].pid].image)
         forked = _Forking(tree, sources, pipes, confine, pids, go)
         try:
             forked.fork_root()

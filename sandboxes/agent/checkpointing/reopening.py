@@ -6,13 +6,15 @@ process has: what that forbids is found before anything is dumped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump, StoredArea
 from ramify.sandboxes.agent.checkpointing.process_image import OpenFile, Program
-from ramify.sandboxes.linux import process_memory
+from ramify.sandboxes.linux import kernel, process_memory
 from ramify.sandboxes.linux.process_memory import PAGE
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, Tracee
 
@@ -88,3 +90,30 @@ def _ask(tracee: Tracee, wanted: Mapping[str, int]) -> None:
     for path, result in zip(wanted, results, strict=True):
         if result < 0:
             raise CannotDump(f"it could not open {path} again: {os.strerror(-result)}")
+
+
+def enter_removed_folder(path: Path) -> None:
+    """Enter a folder that is gone from `path`. As in the dumped process, `..` leads to where it was."""
+    try:
+        _make_enter_and_remove(path)
+    except OSError:  # nobody may make it there
+        _make_enter_and_remove(Path("/dev/shm/removed"))
+
+
+def _make_enter_and_remove(path: Path) -> None:
+    """Leave the folder above as it was: a seal must not find a change in it."""
+    above = next(folder for folder in path.parents if folder.is_dir())
+    place, *below = path.relative_to(above).parts
+    place = f".removed-{os.getpid()}"
+    made = [str(Path(place, *below[:count])) for count in range(len(below) + 1)]
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, folder := kernel.open_folder(str(above)))
+        before = os.fstat(folder)
+        for name in made:
+            os.mkdir(name, dir_fd=folder)
+        held.callback(os.close, inner := os.open(made[-1], os.O_PATH | os.O_DIRECTORY, dir_fd=folder))
+        os.fchdir(inner)
+        for name in reversed(made):
+            os.rmdir(name, dir_fd=folder)
+        with contextlib.suppress(PermissionError):
+            os.utime(".", ns=(before.st_atime_ns, before.st_mtime_ns), dir_fd=folder)

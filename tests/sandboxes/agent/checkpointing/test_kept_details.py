@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.sandboxes.agent.checkpointing.process_image import NOTE
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.linux import ptrace
@@ -203,6 +205,40 @@ def test_an_interrupted_call_is_left_to_the_kernel(tmp_path: Path) -> None:
     assert later(219, -516, 7) == (7, -514), "poll, by the instruction before it"
     assert later(219, -516, 14) == (-1, -4), "write has no timeout"
     assert later(219, -516, 21) == (-1, -4), "unknown"
+
+
+YEARS = 10**8
+"""Seconds for which no machine has been up."""
+
+
+@pytest.mark.linux_ns
+@pytest.mark.criu
+async def test_clocks_go_on_after_another_boot_of_the_machine(
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    spec: WorldSpec,
+    dumpable: WorldSpec,
+    store: SnapshotStore,
+) -> None:
+    """A program that waits for a time of its clock would otherwise wait for as long as the machine was up before."""
+    for how, tier in ((dumpable, ProcessTier.TREE), (spec, ProcessTier.REPL)):
+        world = await namespaces.materialise(base, how)
+        begun = await (await world.python()).run("import time; int(time.monotonic())")
+        sealed = await world.seal(flush=False)
+        assert sealed.tier is tier, sealed.processes.reason
+        for note in store.image_dir(sealed.processes.image).glob(f"*/{NOTE}"):
+            raw = json.loads(note.read_text())
+            assert abs(raw["thread"]["clocks"][0] - int(begun.value or 0)) < 60
+            raw["thread"]["clocks"] = [YEARS, YEARS]
+            note.write_text(json.dumps(raw))
+        for _ in range(2):  # also of a world whose clocks are ahead
+            world = await namespaces.materialise(sealed, how)
+            session = await world.python()
+            for clock in ("time.monotonic()", "time.clock_gettime(time.CLOCK_BOOTTIME)"):
+                told = await session.run(f"{YEARS} <= {clock} < {YEARS} + 1000")
+                assert told.value == "True", told
+            sealed = await world.seal(flush=False)
+            assert sealed.tier is tier, sealed.processes.reason
 
 
 ELF = struct.Struct("<16sHHIIIIIHHHHHH")
