@@ -298,6 +298,7 @@ class Agent(ProcessKeeper):
                 session.image_base = replace(session.image_base, base=None)
             place = Path(self._tree.path_inside(f"{message.images}/{session.name}"))
             try:
+                self._ephemeral_state().refuse_of_process(session.pid)
                 points = self._start.view.points if self._start.view is not None else ()
                 made = process_dump.dump(
                     session.name, session.pid, place, self._start.private, session.image_base, pids, points

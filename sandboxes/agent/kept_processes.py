@@ -18,17 +18,19 @@ from pathlib import Path
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing import process_dump
 from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
+from ramify.sandboxes.agent.checkpointing.ephemeral_state import CannotKeep, EphemeralState
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase, base_of_restored
 from ramify.sandboxes.agent.checkpointing.process_restore import CannotRestore
 from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, is_filtered, members_of, restore_tree
+from ramify.sandboxes.agent.checkpointing.reopening import REMOVED
 from ramify.sandboxes.agent.framing import Link
 from ramify.sandboxes.agent.messages import Dump, Dumped, Start
 from ramify.sandboxes.agent.prepared_shell import ShellPreparer
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import Tree
 from ramify.sandboxes.linux import processes, ptrace
-from ramify.sandboxes.linux.process_memory import FileId, areas
+from ramify.sandboxes.linux.process_memory import FileId
 
 FREEZES = 5  # attempts
 
@@ -39,6 +41,7 @@ class ProcessKeeper(ShellPreparer):
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
         super().__init__(start, link, host, tree)
         self._frozen: list[processes.Process] = []
+        self._ephemeral: EphemeralState | None = None
         self._bases: dict[tuple[int, int], ImageBase] = {}  # by process: what its next image may build on
         self._mapped: frozenset[FileId] = frozenset()  # files of images that restored processes and their forks map
         self._sharing: set[tuple[int, int]] = set()  # the processes that do, and are filtered for it
@@ -64,6 +67,8 @@ class ProcessKeeper(ShellPreparer):
         except (CannotDump, OSError) as error:
             self._thaw()
             why = str(error)
+            if isinstance(error, CannotKeep):
+                return Dumped(why)
         if len(removed := self._in_removed_folders()) > 1:
             return Dumped(f"CRIU restores one process in a removed folder, and these are in one: {removed}; {why}")
         if filtered := [p.pid for p in self._all() if p.key in self._sharing or is_filtered(p.pid)]:
@@ -81,12 +86,15 @@ class ProcessKeeper(ShellPreparer):
         stopped = [p.key for p in self._all() if p.state in "Tt"]
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
+            self._ephemeral_state().refuse_of_any(p.pid for p in self._all())
             self._criu.dump(shell.pid, held)
-        except OSError as error:
+            self._frozen = [p for p in self._all() if p.key not in stopped]
+            self._ephemeral_state().refuse_of_any(p.pid for p in self._all())  # now that they stand still
+        except (CannotKeep, OSError) as error:
+            self._thaw()
             return Dumped(f"{error}; {why}")
         finally:
             os.close(held)
-        self._frozen = [p for p in self._all() if p.key not in stopped]
         note.write(place)
         return Dumped(maps_files=self._maps_files(), why_no_tree=why)
 
@@ -111,6 +119,10 @@ class ProcessKeeper(ShellPreparer):
         self._freeze_all()
         found = self._family(note.shell)
         members = members_of(found, self._start.private, pipes, self._sharing)
+        ephemeral = self._ephemeral_state()
+        ephemeral.refuse_of_world()
+        for process in found:
+            ephemeral.refuse_of_process(process.pid)
         self._forget_bases(found, bases)
         taken: dict[str, int] = {}
         for process in found:
@@ -126,13 +138,18 @@ class ProcessKeeper(ShellPreparer):
         ProcessTree(note, members).write(place)
         return taken
 
+    def _ephemeral_state(self) -> EphemeralState:
+        if self._ephemeral is None:
+            self._ephemeral = EphemeralState(self._start.private)
+        return self._ephemeral
+
     def _in_removed_folders(self) -> list[int]:
         """The processes whose working folder was removed."""
         found = []
         for process in self._all():
             with suppress(OSError):  # it has ended meanwhile
                 link = Path(f"/proc/{process.pid}/cwd").readlink()
-                if str(link).endswith(process_dump.REMOVED) and process_dump.working_folder(process.pid)[1]:
+                if str(link).endswith(REMOVED) and process_dump.working_folder(process.pid)[1]:
                     found.append(process.pid)
         return found
 
@@ -186,7 +203,7 @@ class ProcessKeeper(ShellPreparer):
         for process in all_of_them:
             if process.pid in restored:
                 folder = images / str(process.pid)
-                base = base_of_restored(restored[process.pid].image, folder, areas(process.pid))
+                base = base_of_restored(restored[process.pid].image, folder, restored[process.pid].found)
                 if restored[process.pid].shares:
                     self._sharing.add(process.key)
                 self._bases[process.key], self._mapped = base, self._mapped | base.restored_from

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ramify.sandboxes.linux.process_memory import NOT_WRITTEN, PROTECTABLE, Addresses
-from ramify.sandboxes.linux.ptrace import Tracee
+from ramify.sandboxes.linux.ptrace import Tracee, share_open_file
 
 CLOSE, USERFAULTFD, PIDFD_GETFD = 3, 323, 438  # system calls
 USER_MODE_ONLY = 1
@@ -86,6 +86,7 @@ def _userfaultfd_of(tracee: Tracee) -> int:
 
 
 PR_SET_MM, PR_SET_MM_MAP_SIZE = 35, 15
+NOBODY = (1 << 31) - 1  # no process has this pid
 NO_TRACING = 3  # kernel.yama.ptrace_scope: nobody may trace, whatever their rights
 TRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -105,9 +106,13 @@ def _reason(try_it: Callable[[], None]) -> str:
 
 
 def trace() -> None:
-    """Raise `OSError` if processes cannot be traced."""
+    """Raise `OSError` if processes cannot be traced, or their open files not be compared."""
     if TRACE_SCOPE.exists() and int(TRACE_SCOPE.read_text()) >= NO_TRACING:
         raise OSError(f"{TRACE_SCOPE} is {NO_TRACING}, which forbids to trace any process until the next boot")
+    with contextlib.suppress(ProcessLookupError):  # a filter of system calls answers before the kernel looks
+        Tracee.seize(NOBODY)
+    with open(os.devnull) as file:  # noqa: PTH123
+        share_open_file(os.getpid(), file.fileno(), file.fileno())
 
 
 def restore_layout() -> None:

@@ -26,6 +26,7 @@ CLONE_NEWIPC = 0x0800_0000
 CLONE_NEWUSER = 0x1000_0000
 CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
+CLONE_NEWTIME = 0x0000_0080  # Linux 5.6
 
 KINDS = {
     "user": CLONE_NEWUSER,
@@ -34,6 +35,7 @@ KINDS = {
     "net": CLONE_NEWNET,
     "ipc": CLONE_NEWIPC,
     "uts": CLONE_NEWUTS,
+    "time": CLONE_NEWTIME,
 }
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
@@ -101,6 +103,13 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare({', '.join(name for name, flag in KINDS.items() if flags & flag)})")
 
 
+def move_clocks_of_children(monotonic_s: int, boottime_s: int) -> None:
+    """Let the clocks that begin with the machine's boot be ahead by so much in all children that are forked from now
+    on."""
+    unshare(CLONE_NEWTIME)
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {monotonic_s} 0\nboottime {boottime_s} 0\n")
+
+
 def fork_into(namespaces: int) -> int:
     """Fork a child that is the first process of new namespaces. Returns its pid, and 0 in the child.
 
@@ -165,17 +174,27 @@ def clone_confined(path: str, *, writable: bool = False) -> int:
 
 def empty_tmpfs(size: str) -> int:
     """A descriptor of an empty folder in memory with mode 0700. It is mounted nowhere and ends with its last user."""
-    kind = int(_libc.syscall(SYS_FSOPEN, b"tmpfs", 1))  # FSOPEN_CLOEXEC
-    _check(kind, "fsopen of tmpfs")
+    return _detached("tmpfs", size=size, mode="0700")
+
+
+def message_queues() -> int:
+    """A descriptor of a folder with the POSIX message queues of this process's IPC namespace, mounted nowhere."""
+    return _detached("mqueue")
+
+
+def _detached(kind: str, **options: str) -> int:
+    opened = int(_libc.syscall(SYS_FSOPEN, kind.encode(), 1))  # FSOPEN_CLOEXEC
+    _check(opened, f"fsopen of {kind}")
     try:
-        for name, value in ((b"size", size.encode()), (b"mode", b"0700")):
-            _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_SET_STRING, name, value, 0), f"fsconfig {name!r}")
-        _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig create")
-        descriptor = int(_libc.syscall(SYS_FSMOUNT, kind, 1, ATTR_NOSUID | ATTR_NODEV))  # FSMOUNT_CLOEXEC
-        _check(descriptor, "fsmount of tmpfs")
+        for name, value in options.items():
+            done = _libc.syscall(SYS_FSCONFIG, opened, FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+            _check(done, f"fsconfig {name}")
+        _check(_libc.syscall(SYS_FSCONFIG, opened, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig create")
+        descriptor = int(_libc.syscall(SYS_FSMOUNT, opened, 1, ATTR_NOSUID | ATTR_NODEV))  # FSMOUNT_CLOEXEC
+        _check(descriptor, f"fsmount of {kind}")
         return descriptor
     finally:
-        os.close(kind)
+        os.close(opened)
 
 
 def attach(descriptor: int, target: str) -> None:

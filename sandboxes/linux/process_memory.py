@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PAGE = 4096
@@ -24,6 +24,11 @@ LEFT = "[vsyscall]"
 
 READ, WRITE, EXECUTE = 1, 2, 4
 SHARED, PRIVATE, FIXED, ANONYMOUS, GROWS_DOWN, NO_RESERVE = 1, 2, 0x10, 0x20, 0x100, 0x4000
+DROPPABLE = 8  # in the place of PRIVATE: the kernel may drop its pages, and a fork gets zeros (Linux 6.11)
+MAY_WRITE, NOT_FORKED, WIPED, DROPPED = "mw", "dc", "wf", "dp"
+"""Flags of an area that /proc/PID/maps does not show: it may be made writable; a fork gets nothing of it; it gets
+zeros; the kernel may drop it."""
+AREA_OF_FLAGS = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ (\S{4}) |^VmFlags:([^\n]*)", re.MULTILINE)
 
 
 FileId = tuple[str, int]
@@ -41,6 +46,7 @@ class Area:
     device: str
     inode: int
     name: str
+    told: str = ""  # of the flags above those that it has, as `with_flags` finds them
 
     @property
     def of(self) -> FileId:
@@ -52,8 +58,14 @@ class Area:
 
     @property
     def shared_file(self) -> bool:
-        """Whether a write to this memory is a write to a file."""
-        return self.inode != 0 and "s" in self.modes and "w" in self.modes
+        """Whether a write to this memory is, or may become, a write to a file."""
+        return self.inode != 0 and "s" in self.modes and ("w" in self.modes or MAY_WRITE in self.told)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a forked process finds zeros there, and so does a restored one: such memory says whether a program
+        was forked, or holds what no two processes may share, like the state of a random number generator."""
+        return WIPED in self.told or DROPPED in self.told
 
     @property
     def protection(self) -> int:
@@ -65,6 +77,8 @@ class Area:
         if "s" in self.modes:
             return SHARED | FIXED
         kind = GROWS_DOWN if self.name == "[stack]" else 0 if self.protection else NO_RESERVE
+        if DROPPED in self.told:
+            return DROPPABLE | FIXED | ANONYMOUS
         return PRIVATE | FIXED | kind | (0 if self.file else ANONYMOUS)
 
     @property
@@ -82,6 +96,23 @@ def areas(pid: int) -> list[Area]:
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as listed:  # noqa: PTH123
         found = [_area(line) for line in listed]
     return [area for area in found if area.name != LEFT]
+
+
+def with_flags(pid: int, found: Sequence[Area]) -> list[Area]:
+    """These areas of a stopped process with the flags that matter to a copy of it."""
+    with open(f"/proc/{pid}/smaps", "rb") as listed:  # noqa: PTH123
+        text = listed.read()
+    told: dict[int, str] = {}
+    start, shared = 0, False
+    for match in AREA_OF_FLAGS.finditer(text):
+        if match[1]:
+            start, shared = int(match[1], 16), match[2].endswith(b"s")
+            continue
+        flags = match[3].decode().split()
+        kept = [one for one in (MAY_WRITE, NOT_FORKED, WIPED, DROPPED) if one in flags]
+        if kept != [MAY_WRITE] or shared:
+            told[start] = " ".join(kept)
+    return [replace(area, told=told[area.start]) if told.get(area.start) else area for area in found]
 
 
 def _area(line: str) -> Area:

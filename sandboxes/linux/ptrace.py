@@ -50,8 +50,12 @@ ENTRY = struct.Struct("=8Q")  # a call's number, its six arguments, its result
 PADDING = (0,) * 6
 CODE = 64  # bytes at the beginning of the room
 NONE = (1 << 64) - 1  # as `orig_rax`: not in a system call
+INTERRUPTED, RESTART_UNLESS_HANDLED = -4, -514  # EINTR, ERESTARTNOHAND
 RESTART = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND: the kernel would make the call again
-RESTART_BLOCK = -516
+RESTART_BLOCK = -516  # as well, with what the kernel remembers of it
+CONTINUED = 219  # restart_syscall: it was interrupted before, and the kernel made it go on
+WITH_MEMORY = frozenset({7, 35, 202, 230})  # poll, nanosleep, futex, clock_nanosleep
+MOVE = 0xB8  # mov eax, imm32
 XSTATE_MOST = 1 << 14
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -130,6 +134,8 @@ class Tracee:
     @property
     def registers(self) -> dict[str, int]:
         raw = self._regset(GETREGSET, NT_PRSTATUS, bytes(LAYOUT.size))
+        if len(raw) != LAYOUT.size:
+            raise OSError(f"process {self.pid} runs a program for 32 bits")
         return dict(zip(REGISTERS, LAYOUT.unpack(raw), strict=True))
 
     @registers.setter
@@ -186,6 +192,13 @@ class Tracee:
         """Make the calls in order, from a table at `room`, which must be writable and executable.
 
         Raises `OSError` for the first that failed; the others were made all the same."""
+        results = self.try_all(calls, room)
+        for call, result in zip(calls, results, strict=True):
+            self._checked(call[0], result)
+        return results
+
+    def try_all(self, calls: Sequence[Call], room: int) -> list[int]:
+        """As `run`; a call that failed has its negative error number as its result."""
         table = room + CODE
         rows = (
             ENTRY.pack(number, *(value & NONE for value in (*values, *PADDING)[:6]), 0) for number, *values in calls
@@ -194,10 +207,7 @@ class Tracee:
         self.registers = {**self.registers, "rbx": table, "r12": len(calls), "rip": room, "orig_rax": NONE}
         self._go(CONT)
         told = os.pread(self.memory, ENTRY.size * len(calls), table)
-        results = [signed(row[-1]) for row in ENTRY.iter_unpack(told)]
-        for call, result in zip(calls, results, strict=True):
-            self._checked(call[0], result)
-        return results
+        return [signed(row[-1]) for row in ENTRY.iter_unpack(told)]
 
     def _go(self, request: int) -> None:
         """Run to the next trap. Signals are blocked meanwhile, so another stop is a pending stop or a fault."""
@@ -224,16 +234,29 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def restart_interrupted_call(registers: dict[str, int]) -> dict[str, int]:
-    """Registers to continue with elsewhere: an interrupted system call is restarted."""
-    result = signed(registers["rax"])
-    if signed(registers["orig_rax"]) < 0:
+def restart_interrupted_call(registers: dict[str, int], memory: int) -> dict[str, int]:
+    """Registers to continue with elsewhere: the kernel restarts an interrupted system call, or lets it end with EINTR
+    if a signal is handled first. `memory`: of the process.
+
+    What only the kernel remembers is lost: a call with a timeout waits for all of it again. A call that was
+    interrupted before has lost its number: the instruction before it tells that, or the call ends with EINTR.
+    """
+    result, number = signed(registers["rax"]), registers["orig_rax"]
+    if signed(number) < 0 or result in RESTART:
         return registers
-    if result in RESTART:
-        return {**registers, "rax": registers["orig_rax"], "rip": registers["rip"] - len(SYSCALL), "orig_rax": NONE}
-    if result == RESTART_BLOCK:  # the kernel holds what it needs to continue
-        return {**registers, "rax": -4 & NONE, "orig_rax": NONE}  # EINTR
-    return {**registers, "orig_rax": NONE}
+    if result != RESTART_BLOCK:
+        return {**registers, "orig_rax": NONE}
+    if number == CONTINUED:
+        number = _number_before(memory, registers["rip"] - len(SYSCALL))
+    if number not in WITH_MEMORY:
+        return {**registers, "rax": INTERRUPTED & NONE, "orig_rax": NONE}
+    return {**registers, "rax": RESTART_UNLESS_HANDLED & NONE, "orig_rax": number}
+
+
+def _number_before(memory: int, at: int) -> int:
+    """The number that the instruction before the address `at` sets for a system call; -1 if it is another one."""
+    code = os.pread(memory, 5, at - 5)
+    return int.from_bytes(code[1:], "little") if len(code) == 5 and code[0] == MOVE else -1
 
 
 def share_open_file(pid: int, one: int, other: int) -> bool:

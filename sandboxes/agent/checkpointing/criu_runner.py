@@ -172,6 +172,6 @@ def _first_error(log: Path) -> str:
     except OSError:
         return "it left no log"
     errors = [line.strip() for line in lines if "Error" in line and "RLIMIT_NOFILE for self" not in line]
-    if errors and NOT_FOUND in errors[0]:
+    if errors and NOT_FOUND in errors[0] and " (deleted)]" not in errors[0]:
         return f"{errors[0]}{HOMES_OWN}"
     return errors[0] if errors else f"its log of {len(lines)} lines has no error"

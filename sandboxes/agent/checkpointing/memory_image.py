@@ -136,6 +136,7 @@ def places(kept: Iterable[StoredArea], *, whole: bool) -> tuple[Place, ...]:
 
 def write_image(
     pid: int,
+    found: Sequence[Area],
     memory: int,
     image: int,
     restored_from: Collection[FileId],
@@ -145,11 +146,10 @@ def write_image(
 ) -> list[StoredArea]:
     """Write the process's own pages into the file `image`; return all its areas except the kernel's.
 
-    `restored_from`: files that its pages were mapped from when it was restored; those pages are its own. With `base`,
-    pages that lie there already are left out, unless too much differs. `shares_files`: memory by which it writes to
-    files is mapped again from them. Raises `CannotDump`.
+    `found`: all its areas, with their flags. `restored_from`: files that its pages were mapped from when it was
+    restored; those pages are its own. With `base`, pages that lie there already are left out, unless too much
+    differs. `shares_files`: memory by which it writes to files is mapped again from them. Raises `CannotDump`.
     """
-    found = areas(pid)
     if len(found) > MOST_AREAS:
         raise CannotDump(f"it has {len(found)} mappings, more than the maximum of {MOST_AREAS}")
     if sum(area.size for area in found) > MOST_BYTES:
@@ -229,7 +229,8 @@ def _opened(path: str) -> Iterator[int]:
 
 def _as_private(area: Area, restored_from: Collection[FileId]) -> Area:
     """The area as it would be had the process never been restored."""
-    return Area(area.start, area.end, area.modes, 0, "", 0, "") if area.of in restored_from else area
+    of_no_file = {"offset": 0, "device": "", "inode": 0, "name": ""}
+    return replace(area, **of_no_file) if area.of in restored_from else area  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,8 @@ class _Stopped:
     restored_from: Collection[FileId]
 
     def own(self, area: Area) -> Iterator[ByteRange]:
+        if area.forgets:
+            return
         if area.of in self.restored_from:
             yield 0, area.size
         else:
@@ -248,7 +251,7 @@ class _Stopped:
 
     def over(self, area: Area, base: BasePages) -> Iterator[StoredArea]:
         """Split the area at the base's borders: for each part, the runs that differ from the base, or its own."""
-        if not _as_private(area, self.restored_from).plain:
+        if not _as_private(area, self.restored_from).plain or area.forgets:
             yield StoredArea(area, 0, tuple(self.own(area)))
             return
         for part, below in _split_at_base(area, base.places):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import struct
+import time
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,24 +33,40 @@ from ramify.sandboxes.agent.checkpointing.process_image import (
     Program,
     Thread,
 )
+from ramify.sandboxes.agent.checkpointing.reopening import (
+    REMOVED,
+    refuse_what_cannot_be_opened,
+    with_openable_paths,
+)
 from ramify.sandboxes.linux import process_memory, processes, resource_limits
 from ramify.sandboxes.linux.process_memory import Area, FileId
 from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
 from ramify.sandboxes.linux.resource_limits import Scheduling
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
-MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
-SIGALTSTACK, GET_ROBUST_LIST = 131, 274
+MMAP, MUNMAP, BRK, RT_SIGACTION, MADVISE, GETITIMER, PRCTL = 9, 11, 12, 13, 28, 36, 157
+SIGALTSTACK, CLOCK_GETTIME, GET_ROBUST_LIST = 131, 228, 274
 PR_GET_PDEATHSIG, PR_GET_CHILD_SUBREAPER, PR_GET_TID_ADDRESS = 2, 37, 40
+PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 3, 4, 29, 30
+PR_SET_THP_DISABLE, PR_GET_THP_DISABLE = 41, 42
+OPTIONS = (
+    (PR_GET_TIMERSLACK, PR_SET_TIMERSLACK),
+    (PR_GET_THP_DISABLE, PR_SET_THP_DISABLE),
+    (PR_GET_DUMPABLE, PR_SET_DUMPABLE),
+)
+"""Of `prctl`: to ask for a number, and to set it again. Dumpable is the last: others cannot look any more."""
 ALL_SIGNALS = (1 << 64) - 1
 SIGACTION = 32  # bytes: handler, flags, restorer, mask
+CLOCKS = (time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME)
+TIMES = 3072  # where their times are in a page of results
 TIMERS = 3  # ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
 PLACES = (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)
 """Fields of /proc/PID/stat: startcode, endcode, start_data, end_data, start_brk, startstack, arg_start, arg_end,
 env_start, env_end."""
 STATUS_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC | os.O_NOATIME
+STATUS_FLAGS |= os.O_DIRECT
 MOST_FILES = 256
-REMOVED = " (deleted)"  # what the kernel adds to the path of a removed file or folder
+OF_A_PROCESS = re.compile(r"/proc/[0-9]+/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +137,21 @@ def dump_process(
         tracee.blocked = ALL_SIGNALS  # signals wait until the process runs on
         try:
             files = open_files(pid, private, pipes, locks=shares_files)
-            thread, heap_end = _thread(tracee, restart_interrupted_call(registers), floats, blocked)
-            kernels = tuple(area for area in process_memory.areas(pid) if area.name in process_memory.KERNELS)
+            found = process_memory.with_flags(pid, process_memory.areas(pid))
+            kernels = tuple(area for area in found if area.name in process_memory.KERNELS)
+            tracee.step_from(next(area for area in kernels if area.name == "[vdso]"))
+            later = restart_interrupted_call(registers, tracee.memory)
+            thread, heap_end = _thread(tracee, later, floats, blocked)
+            program = _program(pid)
             folder.mkdir()
             with _new(folder / PAGES) as pages:
                 own, base = image_base.restored_from, image_base.base
-                kept = write_image(pid, tracee.memory, pages, own, base, shares_files=shares_files)
+                kept = write_image(pid, found, tracee.memory, pages, own, base, shares_files=shares_files)
                 made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
             places = (*_address_fields(pid), heap_end)
-            kept = _with_openable_paths(kept, points)
-            image = Image(name, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
+            kept = with_openable_paths(kept, points)
+            refuse_what_cannot_be_opened(tracee, program, files, kept)
+            image = Image(name, pid, program, thread, places, kernels, tuple(kept), tuple(files))
             if made is not None:
                 if base is not None:
                     base.stop_tracking()  # the kernel tracks memory once
@@ -138,31 +161,6 @@ def dump_process(
             tracee.blocked = blocked
     image.write(folder)
     return made
-
-
-def _with_openable_paths(kept: Sequence[StoredArea], points: Sequence[str]) -> list[StoredArea]:
-    """Add the paths at which the mapped files can be opened. Raises `CannotDump`.
-
-    If a home is itself an overlay below the world's overlay, the kernel reports the path within the lower one.
-    """
-    names = {(one.area.name, one.area.inode): "" for one in kept if one.area.file and not one.mapped}
-    for name, inode in names:
-        within = [path for point in points if _inode(path := point.rstrip("/") + name) == inode]
-        if not within and _inode(name) < 0:
-            raise CannotDump(f"it has mapped a file that is not found at its path: {name}")
-        names[name, inode] = within[0] if within else name
-    return [
-        replace(one, area=replace(one.area, name=names.get((one.area.name, one.area.inode), one.area.name)))
-        for one in kept
-    ]
-
-
-def _inode(path: str) -> int:
-    """The inode number of a file, -1 if there is none."""
-    try:
-        return os.stat(path).st_ino  # noqa: PTH116  (hundreds of libraries)
-    except OSError:
-        return -1
 
 
 @contextlib.contextmanager
@@ -237,7 +235,6 @@ def _address_fields(pid: int) -> tuple[int, ...]:
 
 def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: int) -> tuple[Thread, int]:
     """The thread's state, and the end of the heap."""
-    tracee.step_from(next(area for area in process_memory.areas(tracee.pid) if area.name == "[vdso]"))
     signals = _handled_signals(tracee.pid)
     flags = process_memory.PRIVATE | process_memory.ANONYMOUS
     room = tracee.call(
@@ -258,10 +255,12 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
         (PRCTL, PR_GET_CHILD_SUBREAPER, results + 144, 0, 0, 0),
         (PRCTL, PR_GET_PDEATHSIG, results + 148, 0, 0, 0),
         *((RT_SIGACTION, number, 0, results + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
+        *((PRCTL, asked, 0, 0, 0, 0) for asked, _ in OPTIONS),
+        *((CLOCK_GETTIME, clock, results + TIMES + 16 * n) for n, clock in enumerate(CLOCKS)),
         (BRK, 0),
     ]
     try:
-        *_, heap_end = tracee.run(calls, room)
+        *_, slack, no_huge_pages, dumpable, _, _, heap_end = tracee.run(calls, room)
         data = os.pread(tracee.memory, process_memory.PAGE, results)
     finally:
         tracee.call(MUNMAP, room, 3 * process_memory.PAGE)
@@ -271,7 +270,9 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     actions = {number: data[160 + n * SIGACTION :][:SIGACTION].hex() for n, number in enumerate(signals)}
     stack, restartable = data[120:144].hex(), tracee.restartable
     known = (registers, floats.hex(), blocked, restartable, tid_address, (head, length), stack, actions)
-    return Thread(*known, *struct.unpack_from("=II", data, 144)), heap_end
+    subreaper, death_signal = struct.unpack_from("=II", data, 144)
+    seconds = struct.unpack_from("=q8xq", data, TIMES)
+    return Thread(*known, subreaper, death_signal, seconds, (slack, no_huge_pages, dumpable)), heap_end
 
 
 def _handled_signals(pid: int) -> list[int]:
@@ -321,6 +322,8 @@ def _file(
             raise CannotDump(f"it holds a file open that was removed from its path: {path}") from None
         if (there.st_dev, there.st_ino) != (found.st_dev, found.st_ino):
             raise CannotDump(f"it holds a file open whose path is now another file: {path}")
+        if stat.S_ISREG(found.st_mode) and OF_A_PROCESS.match(path):
+            raise CannotDump(f"it holds {path} open, which shows the memory or the state of a process")
     same = next(
         (file.number for file in before if file.path == path and share_open_file(pid, file.number, number)), -1
     )

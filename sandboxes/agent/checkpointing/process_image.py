@@ -63,6 +63,8 @@ class Thread:
     actions: dict[int, str]  # by signal: hex
     subreaper: int = 0
     death_signal: int = 0  # sent when its parent ends
+    clocks: tuple[int, ...] = ()  # since the machine's boot, in the order of `process_dump.CLOCKS`: seconds
+    options: tuple[int, ...] = ()  # in the order of `process_dump.OPTIONS`; of images of earlier versions none
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,27 +16,35 @@ import functools
 import os
 import signal
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing.memory_image import copy_base_into_memory, read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
+    CLOCKS,
+    MADVISE,
     MMAP,
     MUNMAP,
+    OPTIONS,
+    PR_SET_DUMPABLE,
     PRCTL,
     RT_SIGACTION,
     SIGALTSTACK,
     identity,
 )
 from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES, Image, OpenFile
+from ramify.sandboxes.agent.checkpointing.reopening import enter_removed_folder
 from ramify.sandboxes.linux import kernel, process_memory, resource_limits
-from ramify.sandboxes.linux.process_memory import Area
+from ramify.sandboxes.linux.process_memory import DROPPED, NOT_FORKED, WIPED, Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
 
 CLOSE, MREMAP, FCNTL, SET_TID_ADDRESS, OPENAT, SET_ROBUST_LIST, RSEQ = 3, 25, 72, 218, 257, 273, 334
 MAY_MOVE_FIXED = 3
 AT_FDCWD = -100
+DO_NOT_FORK, WIPE_ON_FORK = 10, 18  # for madvise
+EXECUTED = 2  # dumpable by root alone: its program may be executed and not read, so it is so again
 PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 15, 35, 14
 EVERYTHING = process_memory.READ | process_memory.WRITE | process_memory.EXECUTE
 FLOCK = struct.Struct("=hh4xqqi4x")  # struct flock
@@ -64,6 +72,20 @@ def check_compatible(image: Image) -> None:
         raise CannotRestore(f"its interpreter has changed: {image.program.path}")
 
 
+def continue_clocks(image: Image) -> None:
+    """If the clocks since the machine's boot were ahead of those of today, let them go on from there in the processes
+    that are forked from now on. Otherwise a program that waits for a time would wait for as long as another boot, or
+    another machine, had lasted. Raises `CannotRestore`."""
+    now = [int(time.clock_gettime(clock)) for clock in CLOCKS]
+    ahead = [was + 1 - here if was > here else 0 for was, here in zip(image.thread.clocks, now, strict=False)]
+    if not any(ahead):
+        return
+    try:
+        kernel.move_clocks_of_children(*ahead)
+    except OSError as error:
+        raise CannotRestore(f"its clocks, from another boot of the machine, cannot go on: {error}") from None
+
+
 def restore(
     image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None], open_files: int | None
 ) -> int:
@@ -74,6 +96,7 @@ def restore(
     `open_files`: the most that it may have then. Raises `CannotRestore`, or `OSError`.
     """
     check_compatible(image)
+    continue_clocks(image)
     pages = os.open(folder / PAGES, os.O_RDONLY | os.O_CLOEXEC)
     stands = any(kept.below >= 0 for kept in image.areas)
     base = os.open(folder / BASE_PAGES, os.O_RDONLY | os.O_CLOEXEC) if stands else os.dup(pages)
@@ -132,7 +155,7 @@ def become_program(
         confine()
         kernel.close_all_but((0, 1, 2, *above, *held.values()))  # before any path is followed
         if program.cwd_removed:
-            _enter_removed_folder(Path(program.cwd))
+            enter_removed_folder(Path(program.cwd))
         else:
             os.chdir(program.cwd)
         os.umask(program.umask)
@@ -149,33 +172,6 @@ def become_program(
         os.write(2, f"{program.name} could not be restored: {error}\n".encode())
     finally:
         os._exit(127)
-
-
-def _enter_removed_folder(path: Path) -> None:
-    """Enter a folder that is gone from `path`. As in the dumped process, `..` leads to where it was."""
-    try:
-        _make_enter_and_remove(path)
-    except OSError:  # nobody may make it there
-        _make_enter_and_remove(Path("/dev/shm/removed"))
-
-
-def _make_enter_and_remove(path: Path) -> None:
-    """Leave the folder above as it was: a seal must not find a change in it."""
-    above = next(folder for folder in path.parents if folder.is_dir())
-    place, *below = path.relative_to(above).parts
-    place = f".removed-{os.getpid()}"
-    made = [str(Path(place, *below[:count])) for count in range(len(below) + 1)]
-    with contextlib.ExitStack() as held:
-        held.callback(os.close, folder := kernel.open_folder(str(above)))
-        before = os.fstat(folder)
-        for name in made:
-            os.mkdir(name, dir_fd=folder)
-        held.callback(os.close, inner := os.open(made[-1], os.O_PATH | os.O_DIRECTORY, dir_fd=folder))
-        os.fchdir(inner)
-        for name in reversed(made):
-            os.rmdir(name, dir_fd=folder)
-        with contextlib.suppress(PermissionError):
-            os.utime(".", ns=(before.st_atime_ns, before.st_mtime_ns), dir_fd=folder)
 
 
 def _first_own_descriptor(files: Sequence[OpenFile]) -> int:
@@ -195,11 +191,25 @@ def _open(file: OpenFile, held: Mapping[str, int], lowest: int) -> int:
     return moved
 
 
-def rebuild(tracee: Tracee, image: Image, memory: tuple[int, int], *, shares: bool = True) -> None:
+def written_files(image: Image) -> set[str]:
+    """The paths of files that the process may write to."""
+    opened = {file.path for file in image.files if file.flags & os.O_ACCMODE != os.O_RDONLY}
+    return opened | {kept.area.file for kept in image.areas if kept.area.shared_file}
+
+
+def rebuild(
+    tracee: Tracee,
+    image: Image,
+    memory: tuple[int, int],
+    *,
+    shares: bool = True,
+    written: Collection[str] = (),
+) -> None:
     """Rebuild the process, from the first instruction of a new program to the instruction where the image stopped.
 
     `memory`: descriptors of its base's pages and of its own. `shares`: map them, so that all that are restored from
-    the image share them; else copy them.
+    the image share them; else copy them. `written`: files that other processes write to. What this one has mapped of
+    them is opened for writing, too: memory mapped from a lower layer would not show what is written later.
     """
     tracee.blocked = ALL_SIGNALS
     mine = process_memory.areas(tracee.pid)
@@ -208,11 +218,12 @@ def rebuild(tracee: Tracee, image: Image, memory: tuple[int, int], *, shares: bo
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
         raise CannotRestore("its vDSO has a different size here")
     tracee.step_from(kernels["[vdso]"])
-    written = {kept.area.file for kept in image.areas if kept.area.shared_file}
+    seen = {kept.area.file for kept in image.areas if "s" in kept.area.modes}
+    written = {kept.area.file for kept in image.areas if kept.area.shared_file} | seen.intersection(written)
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
     pointer_calls = _pointer_calls(image)
     scratch = _ScratchMemory(
-        len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(pointer_calls))
+        2 * len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(pointer_calls))
     )
     taken = [*mine, *image.kernels, *(kept.area for kept in image.areas)]
     scratch.at = process_memory.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
@@ -300,6 +311,10 @@ def _map_calls(image: Image, files: Mapping[str, int], *, shares: bool) -> Itera
         elif area.file:
             source, offset = files[area.file], area.offset
         yield (MMAP, area.start, area.size, area.protection, flags, source, offset)
+        if WIPED in area.told and DROPPED not in area.told:
+            yield (MADVISE, area.start, area.size, WIPE_ON_FORK)
+        if NOT_FORKED in area.told:
+            yield (MADVISE, area.start, area.size, DO_NOT_FORK)
     for descriptor in (*files.values(), base, pages):
         yield (CLOSE, descriptor)
 
@@ -344,6 +359,9 @@ def _value_calls(image: Image) -> Iterator[Call]:
     for file in image.files:
         if not file.kept_on_exec:
             yield (FCNTL, file.number, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    for (_, option), value in zip(OPTIONS, thread.options, strict=False):
+        if (option, value) != (PR_SET_DUMPABLE, EXECUTED):
+            yield (PRCTL, option, value, 0, 0, 0)
 
 
 def _fix_identity(tracee: Tracee, image: Image) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote, PidCounter
+from ramify.sandboxes.agent.checkpointing.ephemeral_state import CannotKeep
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import open_files, scheduling_of, working_folder
 from ramify.sandboxes.agent.checkpointing.process_image import BASE_PAGES, PAGES, Image, OpenFile
@@ -35,9 +36,12 @@ from ramify.sandboxes.agent.checkpointing.process_restore import (
     CannotRestore,
     become_program,
     check_compatible,
+    continue_clocks,
     rebuild,
+    written_files,
 )
 from ramify.sandboxes.linux import kernel, processes, resource_limits
+from ramify.sandboxes.linux.process_memory import Area, areas
 from ramify.sandboxes.linux.ptrace import EXIT_KILL, TRACE_EXEC, Tracee, share_open_file_among
 
 TREE_NOTE = "tree.json"  # in the folder of the tree's root
@@ -113,7 +117,9 @@ def members_of(
             _check(member, parents.get(member.parent), root, mine)
             opened[process.pid] = open_files(process.pid, private, pipes, locks=True)
         except CannotDump as error:
-            raise CannotDump(f"process {process.pid}: {error}") from None
+            raise type(error)(f"process {process.pid}: {error}") from None
+        except PermissionError:
+            raise CannotKeep(f"process {process.pid}: it is closed to others, as by PR_SET_DUMPABLE") from None
         members.append(member)
     _check_devices(opened)
     _check_shared(opened)
@@ -210,10 +216,12 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One process that was restored. `shares`: it has pages of the image, and the filter for them."""
+    """One process that was restored. `shares`: it has pages of the image, and the filter for them. `found`: what it
+    had mapped before it ran on."""
 
     image: Image
     shares: bool
+    found: tuple[Area, ...]
 
 
 def restore_tree(
@@ -236,15 +244,19 @@ def restore_tree(
         for descriptor in (go, go_in):
             held.callback(os.close, descriptor)
         sources = {member.pid: _open(images / str(member.pid), held) for member in tree.members}
+        continue_clocks(sources[tree.members[0].pid].image)
         forked = _Forking(tree, sources, pipes, confine, pids, go)
         try:
             forked.fork_root()
+            found = dict[int, tuple[Area, ...]]()
             tracees = [held.enter_context(Tracee.seize(one.pid, TRACE_EXEC | EXIT_KILL)) for one in tree.members]
             os.write(go_in, b"." * len(tracees))
+            written = {path for source in sources.values() for path in written_files(source.image)}
             for tracee in tracees:
                 tracee.await_exec()
                 source = sources[tracee.pid]
-                rebuild(tracee, source.image, source.memory, shares=source.shares)
+                rebuild(tracee, source.image, source.memory, shares=source.shares, written=written)
+                found[tracee.pid] = tuple(areas(tracee.pid))
                 resource_limits.limit_restored(tracee.pid, source.image.program.limits, open_files)
             for member in tree.members if frozen else ():
                 os.kill(member.pid, signal.SIGSTOP)  # it stops when it is released
@@ -255,7 +267,7 @@ def restore_tree(
             if isinstance(error, OSError):
                 raise CannotRestore(f"the processes could not be restored: {error}") from error
             raise
-    return {pid: Restored(source.image, source.shares) for pid, source in sources.items()}
+    return {pid: Restored(source.image, source.shares, found[pid]) for pid, source in sources.items()}
 
 
 def _open(folder: Path, held: contextlib.ExitStack) -> _Source:

@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,28 @@ def test_each_method_that_is_forbidden_is_named(tmp_path: Path, monkeypatch: pyt
     assert f"keep no living programs and no Python sessions: {scope} is 3" in told
     assert "cannot be restored: the kernel was built without CONFIG_CHECKPOINT_RESTORE" in told
     assert str(scope) in "\n".join(doctor.checkpoint_notes())
+
+
+FILTERED = """
+import ctypes, errno, sys
+from ramify.sandboxes.linux import checkpoint_support, seccomp
+code = seccomp.Assembler()
+code.load(seccomp.NUMBER)
+code.jump(seccomp.EQUAL, int(sys.argv[1]), "refused")
+code.answer(seccomp.ALLOW)
+code.answer(seccomp.ERRNO | errno.EPERM, "refused")
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+seccomp._install(code.assemble())
+print(*checkpoint_support.forbidden(), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(("number", "name"), [(101, "ptrace"), (312, "kcmp")])
+def test_a_filter_that_forbids_a_call_is_told(number: int, name: str) -> None:
+    """As the filters of containers do."""
+    done = subprocess.run([sys.executable, "-c", FILTERED, str(number)], capture_output=True, text=True, check=True)
+    assert "snapshots keep no living programs and no Python sessions" in done.stdout
+    assert name in done.stdout
 
 
 def test_a_kernel_that_notes_no_writes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ class Program:
                 tracee.blocked = (1 << 64) - 1
                 tracee.step_from(next(a for a in process_memory.areas(tracee.pid) if a.name == "[vdso]"))
                 yield tracee, pagemap
-                tracee.registers = ptrace.restart_interrupted_call(before)
+                tracee.registers = ptrace.restart_interrupted_call(before, tracee.memory)
                 tracee.blocked = blocked
         finally:
             os.close(pagemap)
