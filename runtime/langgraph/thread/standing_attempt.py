@@ -48,12 +48,6 @@ class AttemptContext:
     open_forks: list[DeferredFork] = field(default_factory=list)  # may not have been taken yet
     forks: int = 0  # forks and merges so far, which numbers their journal keys
 
-    @classmethod
-    def of(
-        cls, portal: Portal, run: GraphRun, task: Task, calls: LLMCalls, held: StoredPosition | None
-    ) -> AttemptContext:
-        return cls(portal, run, task, calls, held, *run.planned(task), run.clock())
-
     @property
     def key(self) -> str:
         """The journal key under which this attempt's forks, merges and model calls are recorded."""
@@ -72,12 +66,18 @@ class AttemptContext:
 
     def row(self, path: BranchPath, *, status: OpStatus = OpStatus.DONE, **changes: Any) -> OpRecord:
         """Return the row of the node, which ends now."""
-        run, task, now = self.run.record.id, self.task, self.run.clock()
-        place = (run, 0, task.key, self.op.id, OpKind.RUN, path, status, task.node, self.code)
-        return OpRecord(*place, started_at=self.begun, ended_at=now, **changes)
+        return replace(node_row(self.run, self.task, self.op, self.code, self.begun, path, status), **changes)
 
     def where(self, branch: str, snapshot: str) -> str:
         return f"raised in node {self.task.node!r} on branch {branch}, on the world of snapshot {snapshot[:12]}"
+
+
+def node_row(
+    run: GraphRun, task: Task, op: PlanOp, code: str, begun: float, path: BranchPath, status: OpStatus
+) -> OpRecord:
+    """Return the row of a node, which ends now."""
+    place = (run.record.id, 0, task.key, op.id, OpKind.RUN, path, status, task.node, code)
+    return OpRecord(*place, started_at=begun, ended_at=run.clock())
 
 
 class StandingAttempt:

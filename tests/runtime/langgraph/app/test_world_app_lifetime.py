@@ -116,7 +116,7 @@ async def test_langgraphs_loop_ends_with_its_invocation(compile_graph: Any) -> N
 
     def node(state: State) -> State:
         call = get_config()["configurable"]["__pregel_call"]
-        loops.append(weakref.ref(call._original.keywords["schedule_task"].__self__))
+        loops.append(weakref.ref(call.__self__._conf["__pregel_call"].keywords["schedule_task"].__self__))
         return {"n": 1}
 
     app = compile_graph(chain(("node", node)))
