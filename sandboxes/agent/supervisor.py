@@ -31,6 +31,7 @@ from ramify.sandboxes.linux import processes, resource_limits
 from ramify.sandboxes.linux.process_memory import writes_by_mapping
 
 KILLED = 128 + signal.SIGKILL
+NOT_RUN = 127  # the exit code of a program that cannot be run
 SHELL_ANSWER_TIMEOUT_S = 10.0
 """For a shell to start or report its state. It takes milliseconds, unless it was stopped or a trap blocks it."""
 LONGEST_WAIT_S = 3600.0
@@ -347,7 +348,8 @@ class ProcessSupervisor:
             os.kill(shell.pid, signal.SIGKILL)
             raise
         if shell.status is None or shell.awaiting_state:
-            raise EOFError(f"bash ended immediately (exit {shell.ended})")
+            why = f": the tree at {self._start.tree} may cover what it needs" if shell.ended == NOT_RUN else ""
+            raise EOFError(f"bash ended immediately (exit {shell.ended}){why}")
         self._first_state = self._first_state or self._state()
 
     def _state(self) -> bytes:
