@@ -19,6 +19,7 @@ from ramify import paths
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import SnapshotId
 from ramify.inspect.home import Home
+from ramify.runtime.durations import shown
 from ramify.runtime.store.address import parse
 from ramify.runtime.worlds.garbage_collection import Collected, EvictionMarks, collect, histories, living
 
@@ -101,6 +102,7 @@ BUDGET_VARIABLE = "RAMIFY_DISK_BUDGET"
 OFF = "off"
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_MOST = 1 << 60
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
@@ -108,8 +110,11 @@ def byte_size(text: str) -> int:
     """Raises `ValueError`, which says how to write one."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is not a size: write 500M, 2G, or a number of bytes")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+        raise ValueError(f"{shown(text)} is not a size: write 500M, 2G, or a number of bytes")
+    size = float(found[1]) * _UNITS[found[2].lower()]
+    if size >= _MOST:
+        raise ValueError(f"{shown(text)} is too large a size: no file system holds as much")
+    return int(size)
 
 
 def automatic_policy() -> DiskPolicy | None:

@@ -186,24 +186,19 @@ class _Suite:
 
     def write_files(self) -> None:
         """Make every function node and task write a file of its own before its code runs."""
-        from langgraph._internal._runnable import RunnableCallable
-
         from ramify import current_sandbox
         from ramify.runtime.langgraph.node.world_node import Code
 
         run, arun = Code.run, Code.arun
         names = (f"written-{number}" for number in itertools.count())
 
-        def is_function(code: Any) -> bool:
-            return len(code._steps) == 1 and isinstance(code._steps[0], RunnableCallable)
-
         def written(code: Any, *given: Any, **options: Any) -> Any:
-            if is_function(code):
+            if code.is_function:
                 (current_sandbox().path / next(names)).write_text("here")
             return run(code, *given, **options)
 
         async def awritten(code: Any, *given: Any, **options: Any) -> Any:
-            if is_function(code):
+            if code.is_function:
                 (current_sandbox().path / next(names)).write_text("here")
             return await arun(code, *given, **options)
 

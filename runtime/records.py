@@ -122,9 +122,11 @@ CANCELLED = "cancelled"
 timer of the workflow fires no later than that in another process, which has the results before it at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpRecord:
-    """A row of the journal: one performed operation. `key`: its place in the workflow, equal in every replay."""
+    """A row of the journal: one performed operation. `key`: its place in the workflow, equal in every replay.
+
+    Only who makes one changes it. It is not frozen, since every step makes one: that would take ten times as long."""
 
     run_id: RunId
     seq: int  # order of commit in its run, from 1
@@ -152,7 +154,7 @@ class OpRecord:
         needs that, and a copy takes as long as to make the row."""
         if self.seq:
             return OpRecord(self.run_id, seq, *_AFTER_SEQ(self))
-        object.__setattr__(self, "seq", seq)
+        self.seq = seq
         return self
 
 

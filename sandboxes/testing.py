@@ -16,7 +16,7 @@ script can play any (`Answer(limit=Limit.MEMORY)`), except egress and those in `
 from __future__ import annotations
 
 import asyncio
-import uuid
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +77,7 @@ class ScriptedBackend:
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         check_supported(self.capabilities, spec)
-        world = ScriptedWorld(self, self._session.folder / uuid.uuid4().hex[:12], snapshot)
+        world = ScriptedWorld(self, self._session.folder / secrets.token_hex(6), snapshot)
         try:
             await finish_before_cancelling(asyncio.to_thread(self.store.materialise, snapshot, world.folder))
         except BaseException:

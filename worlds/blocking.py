@@ -310,6 +310,9 @@ class SyncWorld:
     def snapshot(self, tag: str | None = None) -> Snapshot:
         return self._portal.call(self._world.snapshot, tag)
 
+    def delete_tag(self, name: str) -> None:
+        self._portal.call(self._world.delete_tag, name)
+
     def begin_snapshot(self, tag: str | None = None) -> Future[Snapshot]:
         """As `World.begin_snapshot`. `result()` waits for the snapshot; cancelling it does not stop the snapshot."""
         pending = self._portal.call(self._world.begin_snapshot, tag)

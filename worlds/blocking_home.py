@@ -14,6 +14,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from ramify import paths
 from ramify.worlds.home import WorldHome
+from ramify.worlds.references import Reference
 
 
 class SyncWorldHome:
@@ -50,6 +51,22 @@ class SyncWorldHome:
     ) -> None:
         self._portal = None
         self._stack.close()
+
+    def worlds(self) -> list[Reference]:
+        """As `WorldHome.worlds`."""
+        return self.home.worlds()
+
+    def tags(self) -> list[Reference]:
+        """As `WorldHome.tags`."""
+        return self.home.tags()
+
+    def delete_worlds(self, *names: str) -> None:
+        """As `WorldHome.delete_worlds`."""
+        self.home.delete_worlds(*names)
+
+    def delete_tags(self, *names: str) -> None:
+        """As `WorldHome.delete_tags`."""
+        self.home.delete_tags(*names)
 
 
 @dataclass

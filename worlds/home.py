@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mappi
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ramify import paths
 from ramify.fork_engine.errors import SnapshotNotFound
@@ -24,20 +24,14 @@ from ramify.images.catalogue import Catalogue, Image
 from ramify.images.errors import BadReference, ImageNotFound
 from ramify.images.library import ImageLibrary, is_image_file
 from ramify.images.references import ImageReference, SourceKind
-from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import Backend, Hiding, WorldSpec
-from ramify.sandboxes.errors import Unsupported
 from ramify.sandboxes.selection import open_backend
 from ramify.worlds.ancestry import Ancestry
 from ramify.worlds.errors import WorldClosed, WorldError, WorldNotFound
-from ramify.worlds.references import Kind, Reference, References
-from ramify.worlds.world_spec import own_variables, started_in
+from ramify.worlds.home_names import HomeNames
+from ramify.worlds.references import Kind, References
+from ramify.worlds.world_spec import started_in
 
-if TYPE_CHECKING:
-    from ramify.sandboxes.egress.settings import Egress
-
-
-_WITHOUT_BROKER = ("copy", "docker")
 _SHORTEST_ID = 6  # characters of a snapshot's id that may stand for it
 
 
@@ -45,7 +39,7 @@ class Closing(Protocol):
     async def close(self) -> None: ...
 
 
-class WorldHome:
+class WorldHome(HomeNames):
     """An async context manager. Makes worlds, and closes those that are still open when it is left: a named one
     stores its changes.
 
@@ -72,7 +66,7 @@ class WorldHome:
         self._owner = os.getpid()
         self._open = False
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that it was opened in
-        self._changing = threading.Lock()  # a reference is read and written again, also in threads
+        self._changing = threading.Lock()
         self._users = 0  # worlds that keep it open, if nobody entered it
         self._worlds = set[Closing]()  # that are open
 
@@ -139,6 +133,7 @@ class WorldHome:
         async with self._lock:
             if self._backend is None:
                 scratch = paths.worlds(self.place)
+                made: Backend
                 if callable(self._chosen):
                     made = self._chosen(self.store, scratch)
                 else:
@@ -263,13 +258,6 @@ class WorldHome:
         """The state of a named world as it was last stored. Raises `WorldNotFound`."""
         return self._get(self.references.get(Kind.WORLD, name).snapshot)
 
-    def copy(self, name: str, new: str) -> Reference:
-        """Store a named world's state as another world. Costs one small file. Raises `WorldNotFound`, `NameTaken`."""
-        now, found = self._clock(), self.references.get(Kind.WORLD, name)
-        copied = replace(found, name=new, created_at=now, updated_at=now, source=name)
-        self.references.put(Kind.WORLD, copied, new=True)
-        return copied
-
     def merge(
         self, name: str, other: str, *, base: str | None = None, strategy: MergeStrategy = MergeStrategy.FAIL
     ) -> Snapshot:
@@ -291,59 +279,6 @@ class WorldHome:
             return self.store.get(id)
         except SnapshotNotFound as error:
             raise WorldNotFound(f"the snapshot {id[:12]} is no longer in the store: {error}") from error
-
-    def tag(self, name: str, snapshot: Snapshot, *, source: str = "") -> None:
-        """Give a snapshot a name. Raises `NameTaken`, `BadName`."""
-        now = self._clock()
-        self.references.put(Kind.TAG, Reference(name, snapshot.id, now, now, source=source), new=True)
-
-    def register(self, name: str, snapshot: Snapshot, spec: WorldSpec, source: str) -> Reference:
-        """Give a new world a name. Raises `NameTaken`, `BadName`."""
-        now, chosen = self._clock(), self._chosen
-        reference = Reference(
-            name,
-            snapshot.id,
-            now,
-            now,
-            backend=chosen if isinstance(chosen, str) else getattr(chosen, "name", ""),
-            mount_at=str(spec.mount_at),
-            image="" if spec.image is None else str(spec.image),
-            network=spec.network,
-            egress=None if spec.egress is None else tuple(spec.egress.allow),
-            credentials=() if spec.egress is None else tuple(spec.egress.places),
-            source=source,
-            workdir=spec.workdir,
-            user=spec.user,
-            command_env=dict(spec.command_env),
-            dumpable=spec.dumpable,
-            env=own_variables(spec),
-        )
-        self.references.put(Kind.WORLD, reference, new=True)
-        return reference
-
-    def moved(self, reference: Reference, snapshot: Snapshot) -> Reference:
-        """Let the name of a world stand for its new state. Raises `WorldNotFound` if the world was deleted."""
-        with self._changing:
-            now = self.references.get(Kind.WORLD, reference.name)
-            changed = replace(now, snapshot=snapshot.id, updated_at=self._clock())
-            self.references.put(Kind.WORLD, changed)
-        return changed
-
-    def egress_changed(self, reference: Reference, egress: Egress) -> Reference:
-        """Record what a named world may connect to from now on. Raises `WorldNotFound`, and `WorldError` or
-        `Unsupported` if no list can bound it: it could not be opened any more."""
-        with self._changing:
-            now = self.references.get(Kind.WORLD, reference.name)
-            if now.network:
-                raise WorldError(
-                    f"the world {now.name!r} has this machine's network, which no list can limit: make a world "
-                    "without network=True (--network)"
-                )
-            if now.backend in _WITHOUT_BROKER:
-                raise Unsupported(now.backend, Feature.EGRESS.value, "make a world with the backend namespaces")
-            changed = replace(now, egress=tuple(egress.allow), credentials=tuple(egress.places))
-            self.references.put(Kind.WORLD, changed)
-        return changed
 
 
 W = TypeVar("W", bound=Closing)

@@ -91,6 +91,12 @@ class WorldSnapshots(ABC):
         """
         return self._given(await self._sealed(tag))
 
+    async def delete_tag(self, name: str) -> None:
+        """Delete a tag of the world's home, of any snapshot. `ramify gc` then deletes what nothing else needs. Raises
+        `WorldNotFound`, `BadName`."""
+        self._alive()
+        await asyncio.to_thread(self._home.delete_tags, name)
+
     async def begin_snapshot(self, tag: str | None = None) -> PendingSnapshot:
         """Begin a snapshot, and return while it goes on: it may be written while a model answers.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import takewhile
 from typing import NewType, Protocol
 
 from ramify.serving.policy.kv_retention import Retention
@@ -26,6 +27,13 @@ class Call:
     output: int  # tokens that it will generate
     blocks: tuple[int, ...] = ()  # names of the prompt's leading blocks: calls that share them hit the prefix cache
     block_tokens: int = 512  # tokens of each of `blocks`
+
+    def uncached(self, known: set[int]) -> int:
+        """Return the prompt tokens to compute: all but the leading blocks that are in `known`, which this call's
+        blocks join."""
+        cached = sum(self.block_tokens for _ in takewhile(known.__contains__, self.blocks))
+        known.update(self.blocks)
+        return max(1, self.prompt - cached)
 
 
 @dataclass(frozen=True, slots=True)

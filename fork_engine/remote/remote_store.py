@@ -40,7 +40,7 @@ from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.errors import ForeignBucket, RemoteObjectAltered, RemoteObjectMissing, RemoteUnusable
 from ramify.fork_engine.manifest import MALFORMED, canonical_json
 from ramify.fork_engine.remote import formats
-from ramify.fork_engine.remote.bucket import Bucket
+from ramify.fork_engine.remote.bucket import Bucket, normalised
 from ramify.fork_engine.remote.formats import Member, PackedAt, RemoteRecord
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.store_folder import flush_folder
@@ -69,17 +69,19 @@ class HomeSettings:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.file = folder / "config.json"
 
     def config(self) -> RemoteConfig | None:
         """Return the bucket of this home, or None if it has none yet. Raises `RemoteUnusable` if the file is
         damaged."""
-        path = self._folder / "config.json"
         try:
-            return RemoteConfig(**json.loads(path.read_bytes()))
+            return RemoteConfig(**json.loads(self.file.read_bytes()))
         except FileNotFoundError:
             return None
         except MALFORMED:
-            raise RemoteUnusable(f"{path} is damaged: delete it, and name the bucket again with --remote") from None
+            raise RemoteUnusable(
+                f"{self.file} is damaged: delete it, and name the bucket again with --remote"
+            ) from None
 
     def configure(self, url: str, store: str) -> RemoteConfig:
         """Store the bucket of this home durably. The home keeps the name that it has."""
@@ -91,7 +93,7 @@ class HomeSettings:
             json.dump(asdict(made), file)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(self._folder / "config.json")
+        aside.replace(self.file)
         flush_folder(self._folder)
         return made
 
@@ -161,8 +163,11 @@ class RemoteStore:
         known = self.settings.config()
         if self._url is None and known is None:
             raise RemoteUnusable("this home has no remote store yet: name one with --remote URL")
-        self.bucket = Bucket(self._url if self._url is not None else (known.url if known else ""))
-        self.marker = self._read_marker()
+        url, folder = normalised(self._url if self._url is not None else (known.url if known else ""))
+        if folder is not None and not folder.exists():  # opening it would make it
+            self._refuse_empty(url, known)
+        self.bucket = Bucket(url)
+        self.marker = self._read_marker(known)
         if known is not None and known.store != self.marker.store:
             raise ForeignBucket(
                 f"{self.bucket.url} belongs to store {self.marker.store}, and this home uses store {known.store} at "
@@ -180,7 +185,7 @@ class RemoteStore:
     ) -> None:
         self.pool.shutdown(cancel_futures=True)
 
-    def _read_marker(self) -> Marker:
+    def _read_marker(self, known: RemoteConfig | None) -> Marker:
         try:
             return _parsed_marker(self.bucket)
         except RemoteObjectMissing:
@@ -190,13 +195,27 @@ class RemoteStore:
                 f"{self.bucket.url} holds objects that are not a store of Ramify: name an empty "
                 "bucket or another prefix"
             )
-        if not self._create:
-            raise RemoteUnusable(f"{self.bucket.url} is empty: `ramify push STATE --remote URL` makes a store there")
+        self._refuse_empty(self.bucket.url, known)
         fields = {"format": formats.FORMAT, "store": secrets.token_hex(16), "grace_s": self._grace_s}
         self.bucket.create(
             formats.MARKER, canonical_json(fields)
         )  # another home may be first: then its marker counts
         return _parsed_marker(self.bucket)
+
+    def _refuse_empty(self, url: str, known: RemoteConfig | None) -> None:
+        """Raise unless a store may be made at an empty address: nothing is written where a home may not push."""
+        if known is not None and known.url == url:
+            raise ForeignBucket(
+                f"{url} is empty, and this home has its store {known.store} there: mount it or bring it back. To "
+                f"make a new store, delete {self.settings.file}"
+            )
+        if known is not None:
+            raise ForeignBucket(
+                f"{url} is empty, and this home uses store {known.store} at {known.url}: name that bucket, or use "
+                "another home"
+            )
+        if not self._create:
+            raise RemoteUnusable(f"{url} is empty: `ramify push STATE --remote URL` makes a store there")
 
     # Names and marks
 

@@ -96,7 +96,7 @@ def commit_of_run(
         raise StoreError(f"a commit of run {run_id} holds rows of {', '.join(sorted(strangers))}")
     change = update or RunUpdate()
     # each once: the rows of many steps name the same short text
-    long_texts = list(dict.fromkeys(text for op in ops for text in rows.texts(tables.ops, op)))
+    long_texts = list(dict.fromkeys([op.result_json for op in ops if op.result_json is not None]))
     long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
     long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
     long_texts += [text for text in (change.result_json, change.plan_json) if text is not None]
@@ -131,24 +131,26 @@ def _simple_commit(
     checkpoints: Sequence[CheckpointRecord],
     change: RunUpdate,
 ) -> SimpleCommit | None:
-    """Return what a commit writes, if it only adds rows and touches or ends the run."""
+    """Return what a commit writes, if it only adds rows and touches the run, or ends it without an error."""
     if change.updated_at is None or change.consumed_s is None:
         return None
-    ends = RunUpdate(
-        RunStatus.DONE, change.result_json, "", consumed_s=change.consumed_s, updated_at=change.updated_at
-    )
-    touches = RunUpdate(consumed_s=change.consumed_s, updated_at=change.updated_at)
-    if change != touches and (change != ends or change.result_json is None):
+    if (change.deadline_s, change.settings, change.plan_json) != (None, None, None):
+        return None
+    result = None if change.result_json is None else rows.digest(change.result_json)
+    ended = None if change.status is None else (change.status.value, result)
+    if ended is None and (change.error, result) != (None, None):
+        return None
+    if ended is not None and (change.status not in _ENDS or change.error != ""):
         return None
     new = {
         tables.ops: [rows.op_row(op) for op in ops],
         tables.llm: [rows.llm_row(call) for call in llm],
         tables.checkpoints: [rows.checkpoint_row(one) for one in checkpoints],
     }
-    result = None if change.result_json is None else rows.digest(change.result_json)
-    return SimpleCommit(run_id, new, touched=(change.updated_at, change.consumed_s), done=result)
+    return SimpleCommit(run_id, new, touched=(change.updated_at, change.consumed_s), ended=ended)
 
 
+_ENDS = (RunStatus.DONE, RunStatus.WAITING)
 _MUCH = 8 << 20  # characters in one transaction
 
 

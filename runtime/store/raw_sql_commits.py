@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Table
 
-from ramify.runtime.records import LEGAL_TRANSITIONS, RunId, RunStatus
+from ramify.runtime.records import RunId, RunStatus
 from ramify.runtime.store import blobs, leases, tables
 from ramify.runtime.store.engines import driver_errors, transaction
 from ramify.runtime.store.leases import Owner
@@ -36,15 +36,15 @@ INSERTED = (tables.runs, tables.ops, tables.llm, tables.checkpoints)
 class SimpleCommit:
     """What a commit of a run writes that only adds rows and touches, begins or ends the run.
 
-    rows: new rows, by table. touched: `updated_at` and `consumed_s` of the run's own row. done: the digest of its
-    result, if the run ends. taken: the folder of the run's file lock, if the run is new and its lease is taken. left:
-    the lease is given back.
+    rows: new rows, by table. touched: `updated_at` and `consumed_s` of the run's own row. ended: if the run ends
+    without an error, its status, and the digest of its result or None. taken: the folder of the run's file lock, if
+    the run is new and its lease is taken. left: the lease is given back.
     """
 
     run: RunId
     rows: Mapping[Table, Sequence[Row]]
     touched: tuple[float, float] | None = None
-    done: Digest | None = None
+    ended: tuple[str, Digest | None] | None = None
     taken: str | None = None
     left: bool = False
 
@@ -63,7 +63,7 @@ class _Batch:
     texts: Sequence[Row]
     rows: Sequence[tuple[Table, Sequence[Row]]]
     touched: Mapping[RunId, tuple[float, float]]
-    done: Mapping[RunId, tuple[float, float, Digest]]
+    ended: Mapping[RunId, tuple[float, float, str, Digest | None]]
     taken: Mapping[RunId, str]
     fenced: Mapping[RunId, int]
     left: Mapping[RunId, int]
@@ -74,13 +74,15 @@ def _batch(found: Sequence[SimpleCommit], texts: Mapping[Digest, Packed], tokens
     if any(one.run in begun and one.touched is not None for one in found):
         raise Refused  # one statement does not see its own new rows
     rows = [(table, [row for one in found for row in one.rows.get(table, ())]) for table in INSERTED]
-    done = {one.run: (*one.touched, one.done) for one in found if one.touched is not None and one.done is not None}
+    ended = {
+        one.run: (*one.touched, *one.ended) for one in found if one.touched is not None and one.ended is not None
+    }
     leaving = {one.run for one in found if one.left}
     return _Batch(
         [blobs.row(name, texts[name]) for name in sorted(texts)],
         [(table, those) for table, those in rows if those],
-        {one.run: one.touched for one in found if one.touched is not None and one.run not in done},
-        done,
+        {one.run: one.touched for one in found if one.touched is not None and one.run not in ended},
+        ended,
         {one.run: one.taken for one in found if one.taken is not None},
         {run: token for run, token in tokens.items() if run not in leaving},
         {run: token for run, token in tokens.items() if run in leaving},
@@ -110,9 +112,8 @@ def write_to_file(
                 own.execute(_insert(table, len(some), "?"), tuple(chain.from_iterable(some)))
         for run, at in batch.touched.items():
             _one(own.execute(f"{_TOUCH} WHERE id = ?", (*at, run)))
-        for run, (updated_at, consumed_s, result) in batch.done.items():
-            query = f"{_TOUCH}, {_DONE} WHERE id = ? AND status = ?"
-            _one(own.execute(query, (updated_at, consumed_s, result, run, RunStatus.RUNNING.value)))
+        for run, end in batch.ended.items():
+            _one(own.execute(f"{_TOUCH}, {_END} WHERE id = ? AND status = '{RunStatus.RUNNING}'", (*end, run)))
         for run, folder in batch.taken.items():
             mine = (owner.writer, owner.host, owner.pid, folder)
             own.execute(_taking("?", "?"), (run, *mine, now, now, owner.lasts_s))
@@ -158,7 +159,7 @@ def write_to_server(
         len(batch.texts),
         tuple((table.name, len(rows)) for table, rows in batch.rows),
         len(batch.touched),
-        len(batch.done),
+        len(batch.ended),
         len(batch.taken),
     )
     values: list[object] = [*numbered]
@@ -169,7 +170,7 @@ def write_to_server(
     values += [value for row in _each(tables.blobs, batch.texts) for value in row]
     values += [value for table, rows in batch.rows for row in _each(table, rows) for value in row]
     values += [value for run, at in batch.touched.items() for value in (run, *at)]
-    values += [value for run, end in batch.done.items() for value in (run, *end)]
+    values += [value for run, end in batch.ended.items() for value in (run, *end)]
     for run, folder in batch.taken.items():
         values += (run, owner.writer, owner.host, owner.pid, folder, owner.lasts_s)
     if len(values) > _MOST_VALUES:
@@ -193,16 +194,14 @@ _Shape: TypeAlias = tuple[int, int, int, tuple[tuple[str, int], ...], int, int, 
 
 _ONCE = " ON CONFLICT DO NOTHING"
 _TOUCH = "UPDATE runs SET updated_at = ?, consumed_s = ?"
-_DONE = f"status = '{RunStatus.DONE}', error = '', result_blob = ?"
+_END = "status = ?, error = '', result_blob = COALESCE(?, result_blob)"
 _MINE_IN_FILE = "run_id = ? AND owner = ? AND token = ?"
-
-_BEFORE_DONE = ", ".join(f"'{status}'" for status, after in LEGAL_TRANSITIONS.items() if RunStatus.DONE in after)
 
 
 @lru_cache(maxsize=256)
 def _statement(shape: _Shape) -> str:
     """Return the statement for a batch with so many values of each kind."""
-    fenced, left, texts, rows, touched, done, taken = shape
+    fenced, left, texts, rows, touched, ended, taken = shape
     parts = {
         "numbered": (
             "INSERT INTO writers (id, batch, at) VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE SET "
@@ -228,14 +227,15 @@ def _statement(shape: _Shape) -> str:
             "WHERE runs.id = v.id RETURNING 1"
         )
         counts["touched"] = touched
-    if done:
-        given = ", ".join(["(%s::text, %s::float8, %s::float8, %s::text)"] * done)
-        parts["done"] = (
-            f"UPDATE runs SET status = '{RunStatus.DONE}', error = '', updated_at = v.at, consumed_s = v.used, "
-            f"result_blob = v.result FROM (VALUES {given}) AS v (id, at, used, result) "
-            f"WHERE runs.id = v.id AND runs.status IN ({_BEFORE_DONE}) RETURNING 1"
+    if ended:
+        given = ", ".join(["(%s::text, %s::float8, %s::float8, %s::text, %s::text)"] * ended)
+        parts["ended"] = (
+            "UPDATE runs SET status = v.status, error = '', updated_at = v.at, consumed_s = v.used, "
+            f"result_blob = COALESCE(v.result, runs.result_blob) FROM (VALUES {given}) "
+            "AS v (id, at, used, status, result) "
+            f"WHERE runs.id = v.id AND runs.status = '{RunStatus.RUNNING}' RETURNING 1"
         )
-        counts["done"] = done
+        counts["ended"] = ended
     for number in range(taken):
         parts[f"taken_{number}"] = _taking("%s", SERVER_NOW)
     right = " AND ".join(f"(SELECT count(*) FROM {name}) = {count}" for name, count in counts.items())

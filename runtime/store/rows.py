@@ -147,8 +147,21 @@ def op_row(op: OpRecord) -> dict[str, Any]:
         "summary": op.summary,
         "error": op.error,
         "result_blob": None if op.result_json is None else digest(op.result_json),
-        "attrs_json": json.dumps(dict(op.attrs)) if op.attrs else "{}",
+        "attrs_json": _attrs(op.attrs) if op.attrs else "{}",
     }
+
+
+def _attrs(attrs: Mapping[str, str]) -> str:
+    if len(attrs) == 1:  # many rows have the same one
+        ((name, value),) = attrs.items()
+        if len(value) <= _SHORT:
+            return _one_attr(name, value)
+    return json.dumps(dict(attrs))
+
+
+@lru_cache(maxsize=1024)
+def _one_attr(name: str, value: str) -> str:
+    return json.dumps({name: value})
 
 
 def llm_row(call: LLMRecord) -> dict[str, Any]:

@@ -112,8 +112,11 @@ def _load_file(path: Path) -> ModuleType:
         file = paths.expanded(path).resolve()
     except RuntimeError:  # before Python 3.13, which finds no such file
         raise TargetNotFound(f"{path}: a link that leads to itself") from None
-    if not file.is_file():
-        raise TargetNotFound(f"{path}: {'a folder, not a file' if file.is_dir() else 'no such file'}")
+    try:
+        if not file.is_file():
+            raise TargetNotFound(f"{path}: {'a folder, not a file' if file.is_dir() else 'no such file'}")
+    except OSError as error:  # such as a name that is too long
+        raise TargetNotFound(f"{path}: {error.strerror}") from None
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
         return main

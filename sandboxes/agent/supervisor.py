@@ -31,8 +31,11 @@ from ramify.sandboxes.linux import processes, resource_limits
 from ramify.sandboxes.linux.process_memory import writes_by_mapping
 
 KILLED = 128 + signal.SIGKILL
+NOT_RUN = 127  # the exit code of a program that cannot be run
 SHELL_ANSWER_TIMEOUT_S = 10.0
 """For a shell to start or report its state. It takes milliseconds, unless it was stopped or a trap blocks it."""
+LONGEST_WAIT_S = 3600.0
+"""Of one wait for events: the kernel takes no wait of more than 24 days. Whoever waits longer waits again."""
 
 
 class Tree(Protocol):
@@ -113,7 +116,7 @@ class ProcessSupervisor:
         unread = self._shell.script if self._shell is not None and self._shell.waiting else None
         if unread is not None:
             self._poll.register(unread, select.POLLOUT)
-        events = self._poll.poll(max(0.0, min(waits) * 1000) if waits else None)
+        events = self._poll.poll(max(0.0, min(*waits, LONGEST_WAIT_S) * 1000) if waits else None)
         if unread is not None:
             self._poll.unregister(unread)
         for descriptor, _ in events:
@@ -345,7 +348,8 @@ class ProcessSupervisor:
             os.kill(shell.pid, signal.SIGKILL)
             raise
         if shell.status is None or shell.awaiting_state:
-            raise EOFError(f"bash ended immediately (exit {shell.ended})")
+            why = f": the tree at {self._start.tree} may cover what it needs" if shell.ended == NOT_RUN else ""
+            raise EOFError(f"bash ended immediately (exit {shell.ended}){why}")
         self._first_state = self._first_state or self._state()
 
     def _state(self) -> bytes:

@@ -80,24 +80,27 @@ def proportional_memory(pids: Sequence[int]) -> int:
     return total
 
 
-def memory_file_systems() -> tuple[str, ...]:
-    """The mount points of writable memory file systems here: the world's own. The host's are read-only inside."""
+def memory_file_systems() -> tuple[tuple[str, int], ...]:
+    """The mount points of writable memory file systems here, and their devices: the world's own. The host's are
+    read-only inside."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
-        point, options = left.split()[4:6]
+        device, _, point, options = left.split()[2:6]
         if right.startswith("tmpfs ") and "rw" in options.split(","):
-            found.append(point.encode().decode("unicode_escape"))
+            found.append((point.encode().decode("unicode_escape"), os.makedev(*map(int, device.split(":")))))
     return tuple(found)
 
 
-def memory_file_usage(places: Sequence[str]) -> int:
-    """Bytes that files on memory file systems hold: they are memory too, whoever wrote them."""
+def memory_file_usage(places: Sequence[tuple[str, int]]) -> int:
+    """Bytes that files on memory file systems hold: they are memory too, whoever wrote them. What covers one, such as
+    the tree, is none."""
     total = 0
-    for place in places:
+    for place, device in places:
         with suppress(FileNotFoundError):
-            found = os.statvfs(place)
-            total += (found.f_blocks - found.f_bfree) * found.f_frsize
+            if Path(place).stat().st_dev == device:
+                found = os.statvfs(place)
+                total += (found.f_blocks - found.f_bfree) * found.f_frsize
     return total
 
 
@@ -157,7 +160,7 @@ class Watchdog:
     folder: Callable[[], int] | None = None
     _busy: bool = False  # something lives beside the shell, or may
     _due: float = 0.0
-    _places: tuple[str, ...] | None = None
+    _places: tuple[tuple[str, int], ...] | None = None
     _walk: Iterator[int] | None = field(default=None, repr=False)
     _open: int = -1
     _unlinked: int = 0  # when this walk began

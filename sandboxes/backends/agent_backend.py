@@ -10,8 +10,8 @@ import asyncio
 import fcntl
 import os
 import pwd
+import secrets
 import stat
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
@@ -180,7 +180,7 @@ class AgentBackend(WorldBackend):
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         self._check(spec)
-        return await self._begin(self._register(snapshot, spec, self._session.folder / uuid.uuid4().hex[:12]))
+        return await self._begin(self._register(snapshot, spec, self._session.folder / secrets.token_hex(6)))
 
     def _check(self, spec: WorldSpec) -> None:
         """Raise `Unsupported` or `WorldStartFailed` if such a world cannot be made."""

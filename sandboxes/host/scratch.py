@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import struct
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class ScratchSession:
         paths.make_private(self._scratch)
         self._remove_abandoned()
         while True:
-            self.folder = self._scratch / uuid.uuid4().hex[:12]  # before the lock: `close` removes the folder
+            self.folder = self._scratch / secrets.token_hex(6)  # before the lock: `close` removes the folder
             lock = self.folder.with_suffix(".lock")
             self._lock = open_lock(lock, os.O_CREAT | os.O_RDWR)
             fcntl.flock(self._lock, fcntl.LOCK_EX)

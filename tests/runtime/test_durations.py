@@ -28,3 +28,18 @@ def test_no_time_at_all_is_a_duration_where_that_is_said(value: Any) -> None:
     assert seconds(value, zero=True) == 0
     with pytest.raises(ValueError, match="positive"):
         seconds(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 400, "9" * 5000 + "d", 10**400, -(10**400), 1e300, "36501d", "1s" + " 1s" * 60 + "!", None, "-1e999"],
+)
+def test_what_no_timer_takes_is_refused_in_a_line(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"duration") as raised:
+        seconds(text)
+    assert len(str(raised.value)) < 160
+
+
+def test_the_longest_duration_is_a_hundred_years() -> None:
+    assert seconds("36500d") == 36500 * 86400
+    assert seconds("1d 2h  3m\t4s 5ms ") == 86400 + 7200 + 180 + 4.005

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from ramify.worlds import world_files
 from ramify.worlds.errors import PathRefused, PortUnavailable
 from ramify.worlds.home import WorldHome
 from ramify.worlds.world import World
+from tests.machine import why_no_namespaces
 
 NAN: Any = float("nan")
 COMMANDS: list[tuple[Any, Mapping[str, Any]]] = [
@@ -71,6 +74,37 @@ async def test_a_place_where_no_tree_can_stand_does_not_harm_the_home(
         await World.create(mount_at=place, home=home)
     async with World.create(home=home) as world:
         assert (await world.exec("true")).ok
+
+
+@pytest.mark.linux_ns
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("/run", "files of its own"), ("/bin", "name /usr/bin"), ("/usr", "bash"), ("/tmp/../usr/bin/", "bash")],
+)
+async def test_a_place_that_would_cover_what_the_world_needs_is_named(tmp_path: Path, place: str, said: str) -> None:
+    if why := why_no_namespaces():
+        pytest.skip(why)
+    if os.path.realpath(shutil.which("bash") or "") != "/usr/bin/bash":
+        pytest.skip("needs bash in /usr/bin")
+    async with WorldHome(tmp_path / "home", "namespaces") as home:
+        with pytest.raises(WorldStartFailed, match=said) as raised:
+            await World.create(mount_at=place, home=home, name="kept")
+        assert "Errno" not in str(raised.value)
+        assert not home.worlds()
+        async with World.create(home=home, name="kept") as world:
+            assert (await world.exec("true")).ok
+
+
+@pytest.mark.linux_ns
+async def test_a_tree_in_a_place_for_temporary_files_is_no_memory(tmp_path: Path) -> None:
+    if why := why_no_namespaces():
+        pytest.skip(why)
+    limits = Limits(memory_bytes=256 << 20)
+    async with WorldHome(tmp_path / "home", "namespaces") as home:
+        for place in ("/var/tmp", "/tmp"):
+            async with World.create(mount_at=place, home=home, limits=limits) as world:
+                done = await world.exec(["python3", "-c", "import time; time.sleep(.3); print(1)"])
+                assert (done.stdout, done.exit_code) == ("1\n", 0), done
 
 
 async def test_variables_and_limits_that_are_none(home: WorldHome) -> None:

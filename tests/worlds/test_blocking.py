@@ -50,6 +50,14 @@ def test_worlds_of_several_threads_share_an_open_home(repo: Path, tmp_path: Path
     with SyncWorldHome(tmp_path / "home", sandbox) as home:
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(one, range(8))) == [str(number) for number in range(8)]
+        with SyncWorld.create(repo, home=home, name="kept") as kept:
+            kept.snapshot("before")
+            kept.snapshot("after")
+            kept.delete_tag("before")
+        assert [one.name for one in home.tags()] == ["after"] and [one.name for one in home.worlds()] == ["kept"]
+        home.delete_tags("after")
+        home.delete_worlds("kept")
+        assert not home.tags() and not home.worlds()
         left_open = SyncWorld.create(repo, home=home)
         top = left_open.path
     assert not top.exists()

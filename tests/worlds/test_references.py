@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from ramify.fork_engine.close_on_fork import open_lock
 from ramify.fork_engine.errors import StoreUnusable
 from ramify.fork_engine.types import SnapshotId
 from ramify.worlds import references
-from ramify.worlds.errors import NameTaken, WorldError, WorldInUse, WorldNotFound
+from ramify.worlds.errors import BadName, NameTaken, WorldError, WorldInUse, WorldNotFound
+from ramify.worlds.home import WorldHome
 from ramify.worlds.references import Kind, Reference, References
+from ramify.worlds.world import World
 
 
 def reference(name: str, snapshot: str = "a" * 64, at: float = 1.0) -> Reference:
@@ -95,3 +98,43 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(references, "write_durably", full)
     with pytest.raises(StoreUnusable, match="Free some space"):
         kept.put(Kind.TAG, reference("one"))
+
+
+async def test_names_are_listed_and_deleted_without_a_world(home: WorldHome) -> None:
+    async with World.create(home=home, name="open") as world, World.create(home=home, name="two") as two:
+        first = await world.snapshot("first")
+        await world.snapshot("second")
+        await two.close()
+        assert {one.name for one in home.worlds()} == {"open", "two"}
+        with pytest.raises(WorldNotFound, match="third"):
+            home.delete_tags("first", "third")
+        with pytest.raises(WorldInUse, match="open"):
+            home.delete_worlds("two", "open")
+        assert {one.name for one in home.tags()} == {"first", "second"} and len(home.worlds()) == 2
+        await world.delete_tag("first")
+        with pytest.raises(WorldNotFound):
+            home.resolve("first")
+        assert (await world.snapshot("first")).id == first.id
+        home.delete_tags("first", "second", "first")
+        home.delete_worlds("two")
+        assert not home.tags() and [one.name for one in home.worlds()] == ["open"]
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "", "é" * 100, "a\n", ".", "../a"])
+async def test_a_name_that_no_file_can_have_is_refused(home: WorldHome, name: str) -> None:
+    async with World.create(home=home) as world:
+        for act in (
+            lambda: World.create(home=home, name=name),
+            lambda: world.snapshot(name),
+            lambda: world.fork(names=[name]),
+            lambda: World.open(name, home=home),
+            lambda: world.delete_tag(name),
+            lambda: asyncio.to_thread(home.delete_worlds, name),
+        ):
+            with pytest.raises(BadName, match="100 letters"):
+                await act()
+        for find in (lambda: World.create(home=home, snapshot=name), lambda: world.restore(name)):
+            with pytest.raises(WorldNotFound):
+                await find()
+        assert (await world.exec("true")).ok
+    assert not home.worlds() and not home.tags()

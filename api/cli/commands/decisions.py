@@ -16,6 +16,7 @@ import click
 from ramify import paths
 from ramify.cli.completion import run_names
 from ramify.cli.console import answer_text, headed, pass_home, run_async, say, say_json, say_pages
+from ramify.cli.time_options import Seconds
 from ramify.inspect.home import Home, require_run
 from ramify.inspect.text import age, count, fitted, printable, table
 from ramify.runtime.errors import RunError
@@ -241,7 +242,7 @@ async def _approve(home: Home, run: str, step: str, verdict: EffectStatus, resul
 @click.argument("run", default="@", shell_complete=run_names)
 @click.option(
     "--wait",
-    type=float,
+    type=Seconds(min=0),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

@@ -12,7 +12,6 @@ import click
 from ramify.cli.commands.run import (
     Finished,
     RunOptions,
-    duration_option,
     finish,
     perform,
     run_options,
@@ -28,6 +27,7 @@ from ramify.cli.commands.thread_resume import (
 from ramify.cli.completion import run_names
 from ramify.cli.console import answer_text, pass_home, run_async, say, say_json
 from ramify.cli.errors import Interrupted
+from ramify.cli.time_options import duration_option
 from ramify.cli.trust import RUNS_CODE, need_own_home, trust_option
 from ramify.inspect.home import Home, require_checkpoint, require_run
 from ramify.runtime.errors import RunError, RunNotFound

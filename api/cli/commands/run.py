@@ -13,6 +13,7 @@ import click
 
 from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_text, say_withheld
 from ramify.cli.errors import Interrupted
+from ramify.cli.time_options import duration_option
 from ramify.inspect.home import Home
 from ramify.inspect.text import count, harmless
 from ramify.runtime.records import DECORATORS, RunRecord
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def duration_option(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    from ramify.runtime.durations import seconds
-
-    try:
-        return None if value is None else seconds(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
 
 
 @dataclass(frozen=True, slots=True)

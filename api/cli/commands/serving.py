@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.console import pass_home, run_async, say
+from ramify.cli.time_options import Seconds
 from ramify.inspect.home import Home
 
 if TYPE_CHECKING:
@@ -118,16 +119,16 @@ if TYPE_CHECKING:
     is_flag=True,
     help="local keeps its prompt cache from one call to the next: faster, but equal calls may differ slightly.",
 )
-@click.option("--hang", "hang_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
+@click.option("--hang", "hang_s", type=Seconds(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
               help="An engine that sends nothing on a stream for this long is considered hung.")  # fmt: skip
-@click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
+@click.option("--hang-whole", "whole_s", type=Seconds(min=0.1), default=600.0, show_default=True,
               metavar="SECONDS", help="The same for answers that are not streamed; at least --hang.")  # fmt: skip
-@click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
+@click.option("--hang-restart", "restart_s", type=Seconds(min=1), default=60.0, show_default=True,
               metavar="SECONDS", help="Restart local and vllm if they are silent for this long.")  # fmt: skip
-@click.option("--keepalive", "keepalive_s", type=click.FloatRange(min=0.1), metavar="SECONDS",
+@click.option("--keepalive", "keepalive_s", type=Seconds(min=0.1), metavar="SECONDS",
               help="Send a comment on a stream that is silent for this long: proxies would end it.")  # fmt: skip
 @click.option("--pace", is_flag=True, help="Send the text of calls of the class stream at reading speed.")
-@click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
+@click.option("--drain", "drain_s", type=Seconds(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long to wait for calls in progress when stopping.")  # fmt: skip
 @click.option(
     "--analyzer/--no-analyzer",

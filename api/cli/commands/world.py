@@ -21,6 +21,7 @@ from ramify.cli.commands.world_connections import (
 )
 from ramify.cli.commands.world_states import STATE_COMMANDS
 from ramify.cli.console import pass_home, run_async, say, say_all, say_json
+from ramify.cli.time_options import Seconds
 from ramify.cli.trust import APART, need_own_home, trust_option
 from ramify.inspect.home import Home
 from ramify.inspect.text import age, table
@@ -62,12 +63,6 @@ _env_option = click.option(
     metavar="NAME[=VALUE]",
     help="Set a variable. NAME alone passes on this variable of yours, if it is set. Repeatable.",
 )
-
-
-def _above_zero(context: click.Context, option: click.Parameter, seconds: float | None) -> float | None:
-    if seconds is not None and not seconds > 0:  # nor NaN
-        raise click.BadParameter(f"{seconds:g} is not a number of seconds above 0", context, option)
-    return seconds
 
 
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,8 +185,7 @@ def ls_command(home: Home, tags: bool, as_json: bool) -> None:
 @_place_options
 @click.option(
     "--timeout",
-    type=float,
-    callback=_above_zero,
+    type=Seconds(min=0, min_open=True),
     metavar="SECONDS",
     help="After this time, kill what the command started; the exit status is 124.",
 )

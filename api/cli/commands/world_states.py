@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,16 +214,7 @@ def rm_command(home: Home, names: tuple[str, ...], tags: bool) -> None:
     """
 
     async def act(opened: WorldHome) -> None:
-        from ramify.worlds.references import Kind
-
-        kind, each = Kind.TAG if tags else Kind.WORLD, tuple(dict.fromkeys(names))
-        for name in each:
-            opened.references.get(kind, name)
-        with ExitStack() as held:
-            for name in () if tags else each:
-                held.enter_context(opened.references.held(name))
-            for name in each:
-                opened.references.delete(kind, name)
+        (opened.delete_tags if tags else opened.delete_worlds)(*names)
 
     in_home(home, act)
 

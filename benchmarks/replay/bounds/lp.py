@@ -124,7 +124,7 @@ def _pieces(program: Program, setting: Setting, known: set[int]) -> tuple[Piece,
 def _stream(program: Program, setting: Setting, known: set[int]) -> tuple[Piece, ...]:
     call, step = program.calls[0], setting.step
     first_by = program.at + (program.ttft_s or 0.0)
-    own = prefill_s(step, _uncached(call, known))
+    own = prefill_s(step, call.uncached(known))
     if program.at + own > first_by:
         return ()
     first = Piece(own + decode_gpu_s(step, setting.slots, call.prompt, 1), program.at, first_by)
@@ -137,18 +137,7 @@ def _stream(program: Program, setting: Setting, known: set[int]) -> tuple[Piece,
 def _gpu_s(call: Call, setting: Setting, known: set[int]) -> float:
     """Return the GPU time of a call in a full batch."""
     decode = decode_gpu_s(setting.step, setting.slots, call.prompt, call.output)
-    return prefill_s(setting.step, _uncached(call, known)) + decode
-
-
-def _uncached(call: Call, known: set[int]) -> int:
-    """Return the prompt tokens that no prefix cache can hold: all but leading blocks of earlier calls."""
-    cached = 0
-    for block in call.blocks:
-        if block not in known:
-            break
-        cached += call.block_tokens
-    known.update(call.blocks)
-    return max(1, call.prompt - cached)
+    return prefill_s(setting.step, call.uncached(known)) + decode
 
 
 def _alone_s(call: Call, step: StepModel) -> float:

@@ -81,13 +81,6 @@ def least_prefill(made: Sequence[Program]) -> int:
     """Return the prompt tokens to compute if each program finds all blocks that it ever had."""
     total = 0
     for program in made:
-        seen: set[int] = set()
-        for call in program.calls:
-            hit = 0
-            for block in call.blocks:
-                if block not in seen:
-                    break
-                hit += call.block_tokens
-            seen.update(call.blocks)
-            total += max(1, call.prompt - hit)
+        known = set[int]()
+        total += sum(call.uncached(known) for call in program.calls)
     return total

@@ -83,24 +83,13 @@ def seconds_a_program(trace: Trace, mix: Mix, setting: Setting) -> float:
 
 
 def gpu_seconds(stages: Sequence[Stage], step: StepModel, slots: int) -> list[float]:
-    """Return the GPU time of each call, in the order of the stages.
-
-    A leading block that an earlier call of the program had counts as cached.
-    """
-    seen: set[int] = set()
-    costs = []
-    for stage in stages:
-        for call in stage.calls:
-            hit = 0
-            for block in call.blocks:
-                if block not in seen:
-                    break
-                hit += call.block_tokens
-            seen.update(call.blocks)
-            costs.append(
-                prefill_s(step, max(1, call.prompt - hit)) + decode_gpu_s(step, slots, call.prompt, call.output)
-            )
-    return costs
+    """Return the GPU time of each call, in the order of the stages."""
+    known = set[int]()
+    return [
+        prefill_s(step, call.uncached(known)) + decode_gpu_s(step, slots, call.prompt, call.output)
+        for stage in stages
+        for call in stage.calls
+    ]
 
 
 def _times(trace: Trace, workload: Workload, count: int, seconds: float) -> list[float]:

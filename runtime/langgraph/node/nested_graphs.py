@@ -11,6 +11,7 @@ checkpoints hold the position: a resumed node calls its graph again, and the gra
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from copy import copy
@@ -46,13 +47,22 @@ class InstrumentedGraph:
     """Marks a graph that is instrumented already, so that it is not instrumented again here."""
 
 
-class Caller:
+class Caller(ABC):
     """The running node, for graphs that its code starts."""
 
-    def __init__(self, session: Session, attempt: Attempt, instrument: Instrument) -> None:
-        self.session = session
-        self.attempt = attempt
-        self._instrument = instrument
+    __slots__ = ()
+
+    session: Session
+
+    @property
+    @abstractmethod
+    def attempt(self) -> Attempt:
+        """The attempt at the node."""
+
+    @property
+    @abstractmethod
+    def instrument(self) -> Instrument:
+        """Makes nodes over worlds of a graph's nodes."""
 
     def graph(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig | None, options: dict[str, Any]
@@ -65,7 +75,7 @@ class Caller:
         thread = conf.get(CONFIG_KEY_THREAD_ID)
         invocation = Invocation(None if thread is None else str(thread), addressed=False, within=self.attempt)
         inner = copy(graph)
-        inner.nodes = self._instrument(graph, self.session)
+        inner.nodes = self.instrument(graph, self.session)
         inner.channels = {**instrumented_channels(graph.channels), ENV: WorldChannel(made=invocation.made)}
         inner.cache_policy = None
         return inner, patch_configurable(config, {INVOCATION: invocation}), invocation

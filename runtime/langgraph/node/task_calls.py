@@ -20,7 +20,7 @@ from langgraph.types import CachePolicy, PregelExecutableTask
 from ramify.runtime.langgraph.compat import CONF, CONFIG_KEY_CALL, RunnableSeq, identifier
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.node.task_config import INVOCATION, key_of, scheduler
-from ramify.runtime.langgraph.thread.attempt import Attempt
+from ramify.runtime.langgraph.thread.attempt import Attempt, Ready
 from ramify.runtime.langgraph.thread.rewound_checkpointer import restore_task_outcome
 from ramify.runtime.langgraph.thread.supersteps import DeferredFork, DeferredPosition, Position, Superstep, Task
 from ramify.runtime.worlds.world_pool import Branch
@@ -42,15 +42,16 @@ class Call:
     future: concurrent.futures.Future[Any] | asyncio.Future[Any] | None = None
     taken: bool = False
 
-    def quick(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt | None:
-        """Return the attempt if it needs no place in the journal before it first uses its world, else None. Any
-        thread may call this."""
+    def quick(self, task: Task) -> Ready | None:
+        """Return what the task begins with if it needs no place in the journal before it first uses its world, else
+        None. Any thread may call this."""
         run = self.caller.run
         stands = run.journal.knows(task.key) or run.again is not None or self.fork.made is not None
-        return None if task.attempt > 1 or stands else self.attempt(task, saved)
+        return None if task.attempt > 1 or stands else self.ready(task)
 
-    def attempt(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
-        """Raises `LangGraphChanged` if this is not the task that was made for the call."""
+    def ready(self, task: Task) -> Ready:
+        """Return what the task begins with. Raises `LangGraphChanged` if this is not the task that was made for the
+        call."""
         if task.key != self.key:
             raise LangGraphChanged("task identity that stays the same before and during the run")
         caller = self.caller
@@ -64,7 +65,7 @@ class Call:
                 Branch(path, nested.state, at), start, nested.place, children={task.number: nested.branch}
             )
 
-        return Attempt(caller.portal, caller.run, task, DeferredPosition(caller.place, known), caller.calls, saved)
+        return Ready(caller.run, DeferredPosition(caller.place, known), caller.calls, None, caller.run.clock())
 
     async def take(self) -> None:
         """Merge the task's changes into the caller's world, once."""

@@ -103,16 +103,14 @@ def is_run(config: RunnableConfig) -> bool:
 def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading:
     """Read the running task. Raises `LangGraphChanged` if LangGraph's config does not have the expected form."""
     conf = config.get(CONF, {})
-    loop = _loop(conf)
-    loop_ns = conf.get(CONFIG_KEY_CHECKPOINT_NS, "")
-    invocation = conf.get(INVOCATION)
+    loop, invocation = _loop(conf), conf.get(INVOCATION)
     if not isinstance(invocation, Invocation):
         raise UnsupportedGraph(
             f"node {node!r} was run outside its app: call invoke, stream or their variants on the app"
         )
     invocation.loop = loop
-    thread, task_id = conf.get(CONFIG_KEY_THREAD_ID) or "", conf[CONFIG_KEY_TASK_ID]
-    parent_ns, checkpoint = loop_ns.rpartition("|")[0], loop.checkpoint["id"]
+    thread, namespace = conf.get(CONFIG_KEY_THREAD_ID) or "", conf.get(CONFIG_KEY_CHECKPOINT_NS, "")
+    task_id, checkpoint = conf[CONFIG_KEY_TASK_ID], loop.checkpoint["id"]
     known, order = invocation.order
     if known != checkpoint:
         order = _order(loop)
@@ -120,8 +118,8 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     replay = _replay(invocation, loop) if loop.is_replaying else ""
     runtime, saver, width = conf.get(CONFIG_KEY_RUNTIME), loop.checkpointer, len(order)
     attempt = getattr(getattr(runtime, "execution_info", None), "node_attempt", 1)
-    inner, key = is_task or invocation.within is not None, _key(conf, invocation, replay)
-    superstep, number = f"{thread}|{parent_ns}|{checkpoint}{replay}", order.get(task_id, width)
+    inner, key = is_task or invocation.within is not None, _key(f"{thread}|{namespace}", invocation, replay)
+    superstep, number = f"{thread}|{namespace.rpartition('|')[0]}|{checkpoint}{replay}", order.get(task_id, width)
     task = Task(node, key, superstep, number, width, attempt, saver is not None, inner)
     serde = None if saver is None else saver.serde
     return Reading(invocation, task_id, task, env_of(loop), checkpoint_being_saved(loop), serde, loop.cache, runtime)
@@ -135,11 +133,11 @@ def alone(node: str) -> Reading:
 
 def key_of(conf: dict[str, Any], invocation: Invocation, loop: PregelLoop) -> str:
     """Return the journal key of a task from the task's own config."""
-    return _key(conf, invocation, _replay(invocation, loop))
-
-
-def _key(conf: dict[str, Any], invocation: Invocation, replay: str) -> str:
     key = f"{conf.get(CONFIG_KEY_THREAD_ID) or ''}|{conf.get(CONFIG_KEY_CHECKPOINT_NS, '')}"
+    return _key(key, invocation, _replay(invocation, loop))
+
+
+def _key(key: str, invocation: Invocation, replay: str) -> str:
     run = invocation.instead if invocation.within is None else invocation.within.run
     if run is not None and key in run.recorded_keys:
         return run.recorded_keys[key]
@@ -205,7 +203,9 @@ def scheduler(conf: dict[str, Any]) -> Callable[..., Any] | None:
 
 
 def _loop(conf: dict[str, Any]) -> PregelLoop:
-    loop = getattr(scheduler(conf), "__self__", None)
+    call = conf.get(CONFIG_KEY_CALL)
+    schedule = call.keywords.get("schedule_task") if type(call) is functools.partial else None
+    loop = getattr(schedule or scheduler(conf), "__self__", None)
     if not isinstance(loop, PregelLoop) or CONFIG_KEY_READ not in conf or CONFIG_KEY_SEND not in conf:
         raise LangGraphChanged("way from a node's config to its superstep")
     return loop

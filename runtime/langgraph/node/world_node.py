@@ -41,50 +41,60 @@ from ramify.runtime.user_code.sandbox import node_sandbox_parameter, sandbox_par
 
 
 class Code:
-    """The runnable that the user gave to `add_node`; a sequence is unpacked."""
+    """The runnable that the user gave to `add_node`; a sequence is unpacked.
+
+    Graphs and tasks that the code calls without a config use the ambient one, which is set while it runs."""
 
     def __init__(self, bound: Runnable[Any, Any]) -> None:
-        self._steps = list(bound.steps) if isinstance(bound, RunnableSequence | RunnableSeq) else [bound]
+        steps = bound.steps if isinstance(bound, RunnableSequence | RunnableSeq) else [bound]
+        self._first, self._rest = steps[0], steps[1:]
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is one function."""
+        return not self._rest and isinstance(self._first, RunnableCallable)
 
     @property
     def places(self) -> list[Runnable[Any, Any]]:
         """Placeholders for every step but the first, so that the writes after them keep their numbers. The first
         place runs all steps."""
-        return [_PassThrough() for _ in self._steps[1:]]
+        return [_PassThrough() for _ in self._rest]
 
     def run(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
         """Run the steps. `extra` holds keyword arguments for the first step. If `streamed`, each step gets the chunks
         of the one before."""
-        with _AmbientConfig(config):
+        token = var_child_runnable_config.set(config)
+        try:
             if streamed:
-                first, *rest = self._steps
-                chunks = first.stream(value, config, **extra)
-                for number, step in enumerate(rest, 2):
+                chunks = self._first.stream(value, config, **extra)
+                for number, step in enumerate(self._rest, 2):
                     chunks = step.transform(chunks, _numbered(config, number))
                 return _joined(list(chunks))
-            first, *rest = self._steps
-            value = first.invoke(value, config, **extra)
-            for number, step in enumerate(rest, 2):
+            value = self._first.invoke(value, config, **extra)
+            for number, step in enumerate(self._rest, 2):
                 value = step.invoke(value, _numbered(config, number))
+        finally:
+            var_child_runnable_config.reset(token)
         return value
 
     async def arun(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
         """The async counterpart of `run`."""
-        with _AmbientConfig(config):
+        token = var_child_runnable_config.set(config)
+        try:
             if streamed:
                 return await self._astreamed(value, config, extra)
-            first, *rest = self._steps
-            value = await first.ainvoke(value, config, **extra)
-            for number, step in enumerate(rest, 2):
+            value = await self._first.ainvoke(value, config, **extra)
+            for number, step in enumerate(self._rest, 2):
                 value = await step.ainvoke(value, _numbered(config, number))
+        finally:
+            var_child_runnable_config.reset(token)
         return value
 
     async def _astreamed(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
-        first, *rest = self._steps
         async with AsyncExitStack() as stack:
-            chunks: AsyncIterator[Any] = first.astream(value, config, **extra)
+            chunks: AsyncIterator[Any] = self._first.astream(value, config, **extra)
             _closed_by(stack, chunks)
-            for number, step in enumerate(rest, 2):
+            for number, step in enumerate(self._rest, 2):
                 chunks = step.atransform(chunks, _numbered(config, number))
                 _closed_by(stack, chunks)
             return _joined([chunk async for chunk in chunks])
@@ -123,21 +133,6 @@ def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
     mine.remove_tags(["seq:step:1"])
     mine.add_tags([f"seq:step:{number}"], inherit=False)
     return patch_config(config, callbacks=mine)
-
-
-class _AmbientConfig:
-    """Sets the ambient config, which graphs and tasks use when the code calls them without one."""
-
-    __slots__ = ("_config", "_token")
-
-    def __init__(self, config: RunnableConfig) -> None:
-        self._config = config
-
-    def __enter__(self) -> None:
-        self._token = var_child_runnable_config.set(self._config)
-
-    def __exit__(self, *raised: object) -> None:
-        var_child_runnable_config.reset(self._token)
 
 
 Writes = list[tuple[str, Any]]
@@ -226,8 +221,8 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running.scope():
-                    extra = {**kwargs, **running.extra}
+                with running:
+                    extra = kwargs if running.extra is None else {**kwargs, **running.extra}
                     value = self.code.run(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:
                 if not running.failed_clean(error):
@@ -271,8 +266,8 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running.scope():
-                    extra = {**kwargs, **running.extra}
+                with running:
+                    extra = kwargs if running.extra is None else {**kwargs, **running.extra}
                     value = await self.code.arun(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:
                 if not running.failed_clean(error):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from typing import Any
+from typing import Any, NamedTuple
 
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
@@ -27,6 +27,7 @@ from ramify.runtime.langgraph.thread.standing_attempt import (
     channels_written,
     digest,
     error_fields,
+    node_row,
 )
 from ramify.runtime.langgraph.thread.supersteps import DeferredFork, DeferredPosition, NestedFork, Superstep, Task
 from ramify.runtime.langgraph.value_summary import brief
@@ -34,29 +35,47 @@ from ramify.runtime.records import BranchPath, OpStatus
 from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.serving.types import ChatRequest, ChatResult
 
+Place = StoredPosition | Superstep | DeferredPosition
+"""Where an attempt stands, or the superstep if it is known."""
+
+
+class Ready(NamedTuple):
+    """What an attempt at a node begins with. A node that asks for nothing ends with no more than that. A tuple, as
+    every node makes one."""
+
+    run: GraphRun
+    at: Place
+    calls: LLMCalls
+    held: StoredPosition | None  # the value of the world channel
+    begun: float  # Unix seconds
+
+    def attempt(self, portal: Portal, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
+        """Return the attempt. `saved` is done when the superstep's checkpoint is durable: nothing is recorded under
+        its id before."""
+        op, code = self.run.planned(task)
+        context = AttemptContext(portal, self.run, task, self.calls, self.held, op, code, self.begun)
+        return Attempt(context, self.at, saved)
+
+    def end_clean(self, task: Task, value: Any) -> None:
+        """End a node that returned and never asked for anything. Its row is written later together with others, and
+        without the result, which LangGraph's own record makes durable sooner."""
+        op, code = self.run.planned(task)
+        row = node_row(self.run, task, op, code, self.begun, _branch_and_snapshot(self.at)[0], OpStatus.DONE)
+        row.result_json, row.result_digest = _NOTHING, _NOTHING_DIGEST
+        row.summary, row.attrs = brief(value), channels_written(value)
+        self.run.note(row)
+
 
 class Attempt:
     """One attempt at a node. End it by exactly one of `done`, `failed` and `dropped`, or by `end_clean` or
     `fail_clean` if it never stood."""
 
     def __init__(
-        self,
-        portal: Portal,
-        run: GraphRun,
-        task: Task,
-        at: StoredPosition | Superstep | DeferredPosition,
-        calls: LLMCalls,
-        saved: concurrent.futures.Future[Any] | None = None,
-        *,
-        held: StoredPosition | None = None,
+        self, context: AttemptContext, at: Place, saved: concurrent.futures.Future[Any] | None = None
     ) -> None:
-        """`at` is where the world stands, or the superstep if it is known; `held` is the value of the world channel.
-        `saved` is done when the superstep's checkpoint is durable: nothing is recorded under its id before."""
-        self.portal = portal
-        self.run = run
-        self.task = task
-        self.calls = calls
-        self._context = AttemptContext.of(portal, run, task, calls, held)
+        """`saved` as for `Ready.attempt`."""
+        self.portal, self.run, self.task, self.calls = context.portal, context.run, context.task, context.calls
+        self._context = context
         self._at = at
         self._saved = saved
         self._standing: StandingAttempt | None = None
@@ -131,40 +150,33 @@ class Attempt:
         """Whether it stands, or is about to."""
         return self._standing is not None or (self._lock is not None and self._lock.locked())
 
+    def end(self) -> None:
+        """End an attempt that never stood: it cannot stand any more."""
+        self._over = True
+
     def end_clean(self, value: Any) -> bool:
-        """End an attempt that never stood; return False if it does stand. Its row is written later together with
-        others, and without the result, which LangGraph's own record makes durable sooner."""
+        """End an attempt that never stood as `Ready.end_clean` does; return False if it does stand."""
         if self.stands:
             return False
-        self._over = True
-        attrs = channels_written(value)
-        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=brief(value), attrs=attrs)
+        self.end()
+        context = self._context
+        Ready(self.run, self._at, self.calls, context.held, context.begun).end_clean(self.task, value)
         return True
 
     def fail_clean(self, error: Exception) -> bool:
         """The counterpart of `failed` for an attempt that never stood; return False if it does stand."""
         if self.stands:
             return False
-        self._over = True
-        error.add_note(self._context.where(*self.place()))
-        self._note(
-            status=OpStatus.FAILED,
-            attrs={"last_output": "", "attempt": str(self.task.attempt)},
-            **error_fields(error),
-        )
+        self.end()
+        branch, snapshot = self.place()
+        error.add_note(self._context.where(branch, snapshot))
+        attrs = {"last_output": "", "attempt": str(self.task.attempt)}
+        self.run.note(self._context.row(branch, status=OpStatus.FAILED, attrs=attrs, **error_fields(error)))
         return True
-
-    def _note(self, **changes: Any) -> None:
-        self.run.note(self._context.row(self.place()[0], **changes))
 
     def place(self) -> tuple[BranchPath, str]:
         """Return the branch and the snapshot id where it is, or where the node is whose world it gets a fork of."""
-        at = self._at
-        if isinstance(at, DeferredPosition):
-            return at.callers_place()
-        if isinstance(at, Superstep):
-            return at.line.path, at.start.snapshot.id
-        return BranchPath(at["branch"]), at["snapshot"]
+        return _branch_and_snapshot(self._at)
 
     def _refuse_when_over(self) -> None:
         if self._over:
@@ -224,6 +236,15 @@ class Attempt:
             self._over = True
         if self._standing is not None:
             await self._standing.drop()
+
+
+def _branch_and_snapshot(at: Place) -> tuple[BranchPath, str]:
+    if type(at) is dict:
+        return BranchPath(at["branch"]), at["snapshot"]
+    if isinstance(at, DeferredPosition):
+        return at.callers_place()
+    assert isinstance(at, Superstep), "the only other place"
+    return at.line.path, at.start.snapshot.id
 
 
 _NOTHING = codec.encode(None)

@@ -41,8 +41,9 @@ from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.store.run_locks import hold_run
 from ramify.runtime.worlds.world_pool import Branch, WorldPool, spec_of_run
 
-_LINGER_S = 0.05
-"""How long rows that nothing waits for may be collected before they are written."""
+_LINGER_S, _MOST_NOTED = 0.5, 512
+"""How long rows that nothing waits for may be collected before they are written, and how many. A transaction costs as
+much as dozens of rows."""
 
 
 class GraphRun:
@@ -72,7 +73,8 @@ class GraphRun:
         self._whole: dict[str, Snapshot] = {}  # known to be complete
         self._is_lingering = False
         self._writing: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._many = asyncio.Event()  # enough rows were noted, or the run closes
+        self._is_closing = False
         self._lock = asyncio.Lock()
         self._stack = AsyncExitStack()
         self.clock = services.clock
@@ -148,7 +150,8 @@ class GraphRun:
             status, end = self.stands[0], RunUpdate()
         async with self._stack:
             await self.worlds.close()
-            self._closing.set()
+            self._is_closing = True
+            self._many.set()
             if self._writing is not None:
                 await asyncio.wait([self._writing])
             if self._noted:  # they share the commit of the run's end
@@ -196,6 +199,8 @@ class GraphRun:
             self._is_lingering = True
             # in an empty context: the caller's would keep the node's config, and with it LangGraph's loop
             self._loop.call_soon_threadsafe(self._linger, context=contextvars.Context())
+        elif len(self._noted) == _MOST_NOTED:
+            self._loop.call_soon_threadsafe(self._many.set, context=contextvars.Context())
 
     def _linger(self) -> None:
         self._writing = asyncio.create_task(self._write_behind())
@@ -203,8 +208,10 @@ class GraphRun:
     async def _write_behind(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
-                await self._closing.wait()
-                return
+                await self._many.wait()
+        if self._is_closing:
+            return
+        self._many.clear()
         self._is_lingering = False
         # the rows stay noted: the next recording, or the end of the run, meets the error again
         with suppress(Exception):

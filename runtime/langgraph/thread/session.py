@@ -7,7 +7,6 @@ and the sandboxes' helper process ends with its parent.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import hashlib
 import weakref
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from ramify.runtime.execution.new_runs import Launch, Services, create, new_run_
 from ramify.runtime.langgraph.checkpointer import Saver
 from ramify.runtime.langgraph.compat import PregelLoop
 from ramify.runtime.langgraph.errors import AppClosed, WorldLost
-from ramify.runtime.langgraph.thread.attempt import Attempt
+from ramify.runtime.langgraph.thread.attempt import Attempt, Ready
 from ramify.runtime.langgraph.thread.channels import WorldChannel, joined
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.lost_states import RerunsNodes
@@ -37,8 +36,6 @@ from ramify.runtime.store.run_locks import is_held
 from ramify.runtime.user_code.sandbox import SyncSandbox
 from ramify.runtime.worlds.recovery import missing
 from ramify.runtime.worlds.world_pool import Branch
-
-Saved = concurrent.futures.Future[Any] | None
 
 OpenServices = Callable[[Observer | None], AbstractAsyncContextManager[Services]]
 
@@ -160,38 +157,43 @@ class Session:
             return None
         return await self._first(await self._enter(invocation, await self._run_id(invocation, task), new=True))
 
-    def quick(self, invocation: Invocation, task: Task, env: StoredPosition | None, saved: Saved) -> Attempt | None:
-        """Return the attempt at a node that need not stand before it asks for something. Any thread may call this.
+    def quick(self, invocation: Invocation, task: Task, env: StoredPosition | None) -> Ready | None:
+        """Return what a node begins with that need not stand before it asks for something. Any thread may call this.
         None if something has to be done first: open a thread, merge siblings, or find a recorded result."""
         within = invocation.within
-        if within is not None and within.run.again is not None:
-            return None
         if task.attempt > 1 or (env is not None and "join" in env):
             return None
-        if env is None:
-            if within is None or not invocation.forks_later or within.run.journal.knows(task.key):
-                return None
-            return Attempt(
-                self.portal, within.run, task, DeferredPosition(within.place, invocation.base), within.calls, saved
-            )
-        run = invocation.runs.get(RunId(env["run"])) if within is None else within.run
-        if run is None or run.record.id != env["run"] or run.journal.knows(task.key):
+        if within is not None:
+            return self._quick_within(within, invocation, task, env)
+        run = None if env is None else invocation.runs.get(RunId(env["run"]))
+        if env is None or run is None or run.record.id != env["run"] or run.journal.knows(task.key):
             return None
-        calls = invocation.calls[run.record.id] if within is None else within.calls
-        return Attempt(self.portal, run, task, env, calls, saved, held=env)
+        return Ready(run, env, invocation.calls[run.record.id], env, run.clock())
 
-    async def begin(self, invocation: Invocation, task: Task, env: StoredPosition | None, saved: Saved) -> Attempt:
-        """Return the attempt at a node. Raises `RunNotFound` for a thread of another home."""
+    def _quick_within(
+        self, within: Attempt, invocation: Invocation, task: Task, env: StoredPosition | None
+    ) -> Ready | None:
+        run = within.run
+        if run.again is not None or run.journal.knows(task.key):
+            return None
+        if env is not None:
+            return Ready(run, env, within.calls, env, run.clock()) if run.record.id == env["run"] else None
+        if not invocation.forks_later:
+            return None
+        return Ready(run, DeferredPosition(within.place, invocation.base), within.calls, None, run.clock())
+
+    async def begin(self, invocation: Invocation, task: Task, env: StoredPosition | None) -> Ready:
+        """Return what a node begins with. Raises `RunNotFound` for a thread of another home."""
         if (within := invocation.within) is not None:
-            ours = env is not None and env["run"] == within.run.record.id
+            run = within.run
+            ours = env is not None and env["run"] == run.record.id
             at = env if env is not None and ours else await invocation.base()
-            return Attempt(self.portal, within.run, task, at, within.calls, saved, held=env)
+            return Ready(run, at, within.calls, env, run.clock())
         if env is None:
             run = await self._enter(invocation, await self._run_id(invocation, task), new=True)
         else:
             run = await self._enter(invocation, RunId(env["run"]))
-        at = env or await self._first(run)
-        return Attempt(self.portal, run, task, at, invocation.calls[run.record.id], saved, held=env)
+        return Ready(run, env or await self._first(run), invocation.calls[run.record.id], env, run.clock())
 
     async def end(self, invocation: Invocation, error: BaseException | None) -> None:
         """End an invocation. Raises `NodesConflict` if its last superstep does not merge, and the error that stopped

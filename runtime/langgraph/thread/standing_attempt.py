@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,12 +49,6 @@ class AttemptContext:
     open_forks: list[DeferredFork] = field(default_factory=list)  # may not have been taken yet
     forks: int = 0  # forks and merges so far, which numbers their journal keys
 
-    @classmethod
-    def of(
-        cls, portal: Portal, run: GraphRun, task: Task, calls: LLMCalls, held: StoredPosition | None
-    ) -> AttemptContext:
-        return cls(portal, run, task, calls, held, *run.planned(task), run.clock())
-
     @property
     def key(self) -> str:
         """The journal key under which this attempt's forks, merges and model calls are recorded."""
@@ -72,12 +67,18 @@ class AttemptContext:
 
     def row(self, path: BranchPath, *, status: OpStatus = OpStatus.DONE, **changes: Any) -> OpRecord:
         """Return the row of the node, which ends now."""
-        run, task, now = self.run.record.id, self.task, self.run.clock()
-        place = (run, 0, task.key, self.op.id, OpKind.RUN, path, status, task.node, self.code)
-        return OpRecord(*place, started_at=self.begun, ended_at=now, **changes)
+        return replace(node_row(self.run, self.task, self.op, self.code, self.begun, path, status), **changes)
 
     def where(self, branch: str, snapshot: str) -> str:
         return f"raised in node {self.task.node!r} on branch {branch}, on the world of snapshot {snapshot[:12]}"
+
+
+def node_row(
+    run: GraphRun, task: Task, op: PlanOp, code: str, begun: float, path: BranchPath, status: OpStatus
+) -> OpRecord:
+    """Return the row of a node, which ends now."""
+    place = (run.record.id, 0, task.key, op.id, OpKind.RUN, path, status, task.node, code)
+    return OpRecord(*place, started_at=begun, ended_at=run.clock())
 
 
 class StandingAttempt:
@@ -156,9 +157,16 @@ class StandingAttempt:
         """Record a fork of the world, in this state or as it is now."""
         async with self._making:
             state = state or await self._now()
-            key = f"{self._context.key}|LEND|{number}"
+            key = self._new_key(f"LEND|{number}")
             branch, place = await self._context.run.nested_fork(key, self._context.task.node, self.branch, state)
             return NestedFork(branch, state, place)
+
+    def _new_key(self, what: str) -> str:
+        """Return the journal key of a fork or merge. An attempt that was killed may have recorded one of that name,
+        with another state: then the key has the number of a later attempt."""
+        task = self._context.task
+        keys = (f"{task.key}|a{number}|{what}" for number in itertools.count(task.attempt))
+        return next(key for key in keys if not self._context.run.journal.knows(key))
 
     async def _fix_open_forks(self) -> None:
         """Give all open forks the present state, before the world changes."""
@@ -180,7 +188,7 @@ class StandingAttempt:
             else:
                 merged = await asyncio.to_thread(self._context.run.services.snapshots.merge, base, here, theirs)
             self._context.forks += 1
-            key = f"{self._context.key}|BACK|{self._context.forks}"
+            key = self._new_key(f"BACK|{self._context.forks}")
             await self._context.run.taken_back(key, self._context.task, self.branch, (base, here, theirs), merged)
             if self.face is not None and self.branch.world is not None:
                 await self.branch.world.rollback(merged)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import stat
-import uuid
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -342,7 +342,7 @@ class DockerBackend(WorldBackend):
             raise WorldStartFailed(f"the image cannot be used: {error}") from error
         if layer != snapshot.image:
             snapshot = replace(snapshot, image=layer)  # so that its seals record the image
-        world_id = WorldId(uuid.uuid4().hex[:12])
+        world_id = WorldId(secrets.token_hex(6))
         folder = self._session.folder / world_id
         spawner = ContainerSpawner(self._docker, image, folder, spec, hidden=self._hidden)
         resources = WorldResources(self._store, spawner, BASH, folder, self._hidden, self._forget, self._blobs)

@@ -7,6 +7,7 @@ request. Trees over a snapshot that is forked repeatedly are mounted in advance 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Collection
 from contextlib import AsyncExitStack, suppress
@@ -16,7 +17,7 @@ from pathlib import Path
 from ramify import paths
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
-from ramify.sandboxes.agent.mount_view import ROOT, SCRATCH_PLACES
+from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
 from ramify.sandboxes.backends.namespaces.place import Place, WarmPool
@@ -162,10 +163,18 @@ def _check_places(spec: WorldSpec, home: Path | None, *, image: bool) -> None:
     for path in spec.visible:
         if not path.exists():
             raise WorldStartFailed(f"{path} is listed in WorldSpec.visible, but does not exist")
+    place = Path(os.path.normpath(spec.mount_at))
+    if place == Path(PRIVATE).parent:
+        raise WorldStartFailed(
+            f"the tree cannot stand at {place}: the world has files of its own below it. Name another place"
+        )
     writable = (*map(Path, SCRATCH_PLACES), *([home] if home is not None else []))
-    if image or spec.mount_at.is_dir() or any(spec.mount_at.is_relative_to(place) for place in writable):
+    if image or any(place.is_relative_to(one) for one in writable):
         return
-    raise WorldStartFailed(
-        f"{spec.mount_at} does not exist on this machine and cannot be made in the world, where only "
-        f"{', '.join(map(str, writable))} can have new folders: create the folder first"
-    )
+    if not place.is_dir():
+        raise WorldStartFailed(
+            f"{place} does not exist on this machine and cannot be made in the world, where only "
+            f"{', '.join(map(str, writable))} can have new folders: create the folder first"
+        )
+    if (real := place.resolve()) != place:
+        raise WorldStartFailed(f"the tree cannot stand at {place}, which a link leads to: name {real}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
+import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -74,7 +74,7 @@ class WarmPool:
         return self._empty.pop() if self._empty else self._new(), None
 
     def _new(self) -> Path:
-        return self._place / uuid.uuid4().hex[:12]
+        return self._place / secrets.token_hex(6)
 
     def _restock(self) -> None:
         self._asked = True

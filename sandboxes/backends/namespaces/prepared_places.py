@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -238,7 +238,7 @@ class PreparedPlaces:
             yield from mine[self._wanted(pattern.kind) :]
 
     async def _prepare(self, pattern: Pattern) -> None:
-        folder = self._folder / uuid.uuid4().hex[:12]
+        folder = self._folder / secrets.token_hex(6)
         await asyncio.to_thread(make_folders, folder)
         place = Place(folder, self._helper.trees)
         place.beside = [replace(one, upper=str(folder / one.upper)) for one in pattern.beside]

@@ -35,7 +35,7 @@ from ramify.sandboxes.backends.namespaces.prepared_places import Places
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.egress.broker import EgressBroker
 from ramify.sandboxes.egress.settings import environment
-from ramify.sandboxes.errors import SandboxError
+from ramify.sandboxes.errors import SandboxError, WorldStartFailed
 from ramify.sandboxes.host import criu
 from ramify.sandboxes.host.agent_link import LazyAgentLink
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
@@ -93,6 +93,8 @@ class NamespaceWorld(PlacedWorld):
         self._base = snapshot
         self._place.has_tree = False
         image = snapshot.image is not None
+        if not image:
+            self._refuse_without_bash(Path(os.path.realpath(self._resources.bash)))
         if self._place.agent is None:  # a prepared place has its overlays
             await self._lay_out(snapshot)
         return Start(
@@ -114,6 +116,14 @@ class NamespaceWorld(PlacedWorld):
                 egress=self._broker is not None,
             ),
         )
+
+    def _refuse_without_bash(self, bash: Path) -> None:
+        """Raise `WorldStartFailed` if the tree covers this machine's bash and has none at that place."""
+        place = os.path.normpath(self._spec.mount_at)
+        if bash.is_relative_to(place) and not os.path.lexists(
+            self._helper.trees.path(self._id) / bash.relative_to(place)
+        ):
+            raise WorldStartFailed(f"the tree at {place} would cover {bash}, which a world needs: name another place")
 
     def _only_user(self, snapshot: Snapshot) -> list[int]:
         """The user and group that stand for the user of Ramify in an image. Nothing for root over root's store, which

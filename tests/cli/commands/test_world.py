@@ -146,7 +146,7 @@ def test_named_worlds_merge_after_a_collection(call: Call, tmp_path: Path) -> No
         (("restore", "one", "abc"), 1, "names no state"),
         (("rm", "nothing"), 1, "no world"),
         (("rm", "one", "nothing"), 1, "no world"),  # and "one" is still there
-        (("exec", "--timeout", "nan", "one", "true"), 2, "not a number of seconds above 0"),
+        (("exec", "--timeout", "nan", "one", "true"), 2, "duration"),
         (("fork", "one", "--name", "two", "--name", "one"), 1, "already"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, tuple) else None,

@@ -87,3 +87,22 @@ def test_addresses_that_no_bucket_has(bench: Any, tmp_path: Path, address: str) 
     with pytest.raises(RemoteUnusable) as raised, RemoteStore(bench.store, tmp_path / "remote", address):
         pass
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_empty_address_that_is_refused_stays_as_it_is(
+    machine: Callable[..., Any], bench: Any, tmp_path: Path, exists: bool
+) -> None:
+    machine("here")
+    settings, other = tmp_path / "here" / "remote", tmp_path / "other"
+    if exists:
+        other.mkdir()
+    for home, create, why in ((settings, True, ForeignBucket), (tmp_path / "no bucket yet", False, RemoteUnusable)):
+        with pytest.raises(why, match="is empty"), RemoteStore(bench.store, home, other, create=create):
+            pass
+    assert other.exists() == exists and not (exists and list(other.iterdir()))
+    bucket = tmp_path / "bucket"
+    bucket.rename(tmp_path / "moved")  # such as a file system that is not mounted
+    with pytest.raises(ForeignBucket, match=r"config\.json"), RemoteStore(bench.store, settings, create=True):
+        pass
+    assert not bucket.exists()

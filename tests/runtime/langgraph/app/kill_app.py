@@ -14,8 +14,10 @@ import json
 import operator
 import os
 import signal
+import sqlite3
 import sys
 import traceback
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -185,6 +187,12 @@ def in_a_fork(folder: Path, point: str) -> int:
         os._exit(code)
 
 
+def forks_with_one_key(folder: Path) -> list[str]:
+    query = "SELECT key FROM ops WHERE kind IN ('FORK', 'MERGE', 'RELEASE') GROUP BY key HAVING count(*) > 1"
+    with closing(sqlite3.connect(folder / "home" / "ramify.db")) as database:
+        return [key for (key,) in database.execute(query)]
+
+
 def main() -> None:
     for number, point in enumerate(sys.argv[4:]):
         folder = Path(sys.argv[1]) / str(number)
@@ -193,9 +201,8 @@ def main() -> None:
         second = in_a_fork(folder, "none")
         result = json.loads((folder / "result").read_text()) if second == 0 else None
         log = (folder / "log").read_text().splitlines()
-        print(
-            json.dumps({"point": point, "first": first, "second": second, "result": result, "log": log}), flush=True
-        )
+        told = {"first": first, "second": second, "result": result, "log": log, "twice": forks_with_one_key(folder)}
+        print(json.dumps({"point": point, **told}), flush=True)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ def test_a_killed_thread_goes_on_where_it_was(
         point = trial["point"]
         assert (trial["first"], trial["second"]) == (-signal.SIGKILL, 0), f"{point}: {ran.stderr}"
         assert trial["result"] == EXPECTED, point
+        assert not trial["twice"], point
         lines = Counter(trial["log"])
         for name in "ablrz":
             # nodes that were running when killed: a sibling, and nodes that run while the row of the merge before

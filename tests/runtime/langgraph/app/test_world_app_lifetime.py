@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import traceback
+import uuid
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 
 import ramify.graph
+from ramify import current_sandbox
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.langgraph.errors import AppClosed
@@ -116,7 +118,7 @@ async def test_langgraphs_loop_ends_with_its_invocation(compile_graph: Any) -> N
 
     def node(state: State) -> State:
         call = get_config()["configurable"]["__pregel_call"]
-        loops.append(weakref.ref(call._original.keywords["schedule_task"].__self__))
+        loops.append(weakref.ref(call.__self__._conf["__pregel_call"].keywords["schedule_task"].__self__))
         return {"n": 1}
 
     app = compile_graph(chain(("node", node)))
@@ -152,3 +154,18 @@ async def test_an_invocation_without_a_thread_costs_four_commits_and_no_query(
 
 async def _recorded(store: Any, run: Any) -> Any:
     return await store.ops(run), await store.run(run)
+
+
+def test_worlds_take_no_ids_from_a_program_that_numbers_its_own(
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests of graphs often put a counter in the place of `uuid.uuid4`, as LangGraph's own do."""
+
+    def node(state: State) -> State:
+        current_sandbox().run("true")
+        return {"n": 1}
+
+    counted = list[int]()
+    monkeypatch.setattr(uuid, "uuid4", lambda: counted.append(1) or uuid.UUID(int=len(counted)))
+    compile_graph(chain(("node", node))).invoke({})
+    assert not counted

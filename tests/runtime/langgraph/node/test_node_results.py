@@ -8,7 +8,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.func import entrypoint
 
 from ramify.runtime.langgraph.checkpointer.serializers import StrictSerializer, stored_json
-from ramify.runtime.langgraph.node.node_execution import packed_result, unpacked_result
+from ramify.runtime.langgraph.node.node_results import packed_result, unpacked_result
 
 
 @pytest.mark.parametrize(
