@@ -8,10 +8,11 @@ size.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO
+from typing import IO, cast
 
 from ramify.sandboxes import contract
 from ramify.sandboxes.capabilities import Feature
@@ -44,9 +45,15 @@ def command_of(
 
 def starter_of(world: World) -> ProcessStarter:
     """The world as one that starts processes. Raises `Unsupported`."""
-    if not isinstance(world, ProcessStarter):
+    if not _starts_processes(type(world)):
         raise Unsupported(type(world).__name__, Feature.COMMANDS.value, "it runs no processes of its own")
-    return world
+    return cast(ProcessStarter, world)
+
+
+@functools.cache
+def _starts_processes(kind: type[World]) -> bool:
+    """Cached: every command asks, and to look through a protocol takes longer than a system call."""
+    return issubclass(kind, ProcessStarter)
 
 
 async def run_to_end(

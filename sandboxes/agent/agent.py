@@ -7,10 +7,10 @@ in `supervisor.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing import process_dump, process_restore
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
-from ramify.sandboxes.agent.checkpointing.process_image import Image
+from ramify.sandboxes.agent.checkpointing.process_image import Image, remove_image
 from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree
 from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, PythonSession
 from ramify.sandboxes.agent.framing import Link
@@ -304,7 +304,8 @@ class Agent(ProcessKeeper):
                     session.name, session.pid, place, self._start.private, session.image_base, pids, points
                 )
             except (CannotDump, OSError) as error:
-                shutil.rmtree(place, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_image(place)
                 reasons.append(f"the Python session {session.name!r}: {error}")
                 continue
             taken[session.name] = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
 from ramify.sandboxes.agent.checkpointing.ephemeral_state import CannotKeep, EphemeralState
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase, base_of_restored
+from ramify.sandboxes.agent.checkpointing.process_image import remove_image
 from ramify.sandboxes.agent.checkpointing.process_restore import CannotRestore
 from ramify.sandboxes.agent.checkpointing.process_tree import ProcessTree, is_filtered, members_of, restore_tree
 from ramify.sandboxes.agent.checkpointing.reopening import REMOVED
@@ -80,7 +80,7 @@ class ProcessKeeper(ShellPreparer):
         if own := [p.pid for p in self._all() if _has_cpus_of_its_own(p.pid)]:
             why = f"{why}; CRIU restores no CPU affinity, which these processes have: {own}"
         for folder in list(place.iterdir()):
-            shutil.rmtree(folder)
+            remove_image(folder)
         for base in self._bases.values():
             base.stop_tracking()  # CRIU does not know of it
         stopped = [p.key for p in self._all() if p.state in "Tt"]

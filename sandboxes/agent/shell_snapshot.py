@@ -14,7 +14,6 @@ What a command computes from a secret in other ways (compressed, encrypted, ever
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -111,6 +110,8 @@ def _decoded(text: bytes) -> bytes:
 
 def _encodings(value: bytes) -> Iterable[bytes]:
     """The secret in hexadecimal, base64 and base32, in all positions within a longer text."""
+    import base64  # the agent, which is forked often, has no use for it
+
     for form in {value, value.strip()}:
         yield form.hex().encode()
         for before in range(3):

@@ -19,7 +19,6 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ramify.sandboxes.agent import users
 from ramify.sandboxes.agent.framing import decode_packet, encode
@@ -94,7 +93,7 @@ class StartedProcesses:
 
     def start(self, message: StartProcess, passed: Sequence[int]) -> None:
         """Start a process. Takes over the descriptors."""
-        process = StartedProcess(0, socket.socket(fileno=passed[0]))
+        process = StartedProcess(0, _line(passed[0]))
         streams, folder, master = list(passed[1:]), -1, -1
         try:
             user, home = self._user(message.user)
@@ -230,13 +229,18 @@ class StartedProcesses:
 
     def _folder(self, cwd: str) -> int:
         """A descriptor of the folder to start in. Raises `Refused`."""
-        place = str(Path(self._start.tree, cwd))
+        place = os.path.join(self._start.tree, cwd)  # noqa: PTH118  (every command waits for this)
         try:
             if self._start.view is None:
                 return os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             return kernel.open_folder(place)
         except OSError as error:
             raise Refused(FOLDER_MISSING, f"{cwd} is not a folder of the world: name another cwd") from error
+
+
+def _line(descriptor: int) -> socket.socket:
+    """The host's socket for one process. Its kind is known: to ask for it would take three system calls."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, descriptor)
 
 
 def _home(user: users.User) -> dict[str, str]:

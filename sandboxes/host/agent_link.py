@@ -150,13 +150,14 @@ class MessageStream(asyncio.Protocol):
             await self._drained.wait()  # the descriptors go past the transport's queue
             transport = self._open_transport()
             try:
-                socket.send_fds(self._sock, [data[: LENGTHS.size]], list(passing))
+                data = data[socket.send_fds(self._sock, [data], list(passing)) :]
                 break
             except BlockingIOError:  # the agent has not read yet
                 await asyncio.sleep(AGAIN_S)
         if due is not None:
             self._waiting.append(due)
-        transport.write(data[LENGTHS.size :])
+        if data:  # more than the socket took at once
+            transport.write(data)
 
     @property
     def is_open(self) -> bool:

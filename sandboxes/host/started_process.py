@@ -56,7 +56,7 @@ class ProcessLine:
         self.terminal = -1  # the terminal's master; whoever takes it closes it
         sock.setblocking(False)
         close_in_children(sock.fileno())
-        self._loop.add_reader(sock, self._hear)
+        self._loop.add_reader(sock.fileno(), self._hear)
 
     def _hear(self) -> None:
         """Called by the event loop, which only logs exceptions: any of them ends the line."""
@@ -79,7 +79,7 @@ class ProcessLine:
 
     def _end(self, how: ProcessEnded | None) -> None:
         if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self._sock.fileno())
             hang_up(self._sock)
             self._sock.close()
         if not self.ended.done():
@@ -197,7 +197,8 @@ class LiveProcess:
         if self._closed:
             return
         try:
-            await self.kill()
+            if not self._line.ended.done():
+                await self.kill()
         finally:
             self._closed = True
             self._line.hang_up()

@@ -104,3 +104,11 @@ def _program_in(raw: dict[str, Any]) -> Program:
 
 def _locks_in(raw: dict[str, list[list[object]]]) -> tuple[Lock, ...]:
     return tuple((str(kind), int(str(first)), int(str(length))) for kind, first, length in raw.get("locks", ()))
+
+
+def remove_image(folder: Path) -> None:
+    """Remove the folder of an image, which has only files. Raises `OSError`. `shutil` is not imported for this: every
+    process that is forked from the agent would carry the libraries of its archive formats."""
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ramify.fork_engine.seal import LastSeal
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
 from ramify.sandboxes.agent.mount_view import PRIVATE
 from ramify.sandboxes.backends.namespaces.home_overlay import (
@@ -63,6 +63,7 @@ class NamespaceWorld(PlacedWorld):
         super().__init__(resources, helper, snapshot, spec, place, places, broker)
         self._overlays = overlays
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
+        self._user: tuple[tuple[LayerId, ...], ImageUser] | None = None  # the image's, by the layers that name it
         self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
 
     @property
@@ -81,7 +82,10 @@ class NamespaceWorld(PlacedWorld):
     def _image_user(self, snapshot: Snapshot) -> ImageUser | None:
         if snapshot.image is None:
             return None
-        return image_user(self._resources.store.outside_dirs(snapshot), self._spec.user)
+        layers = (snapshot.image, *snapshot.outside)
+        if self._user is None or self._user[0] != layers:
+            self._user = layers, image_user(self._resources.store.outside_dirs(snapshot), self._spec.user)
+        return self._user[1]
 
     # Life
 
