@@ -12,6 +12,9 @@ probably take as long again.
 **Locality** is in the demand. It is larger by `FETCH` slots on a node that lacks the state that the job begins with,
 because a slot is held while the state is fetched.
 
+Of the requests of one job, the one goes first whose state the node has, and otherwise the oldest. One that has waited
+for `PATIENT_S` goes first in any case: others that keep coming with a state that is there would hold it up for ever.
+
 **Tiers** are soft. A job whose tier does not include a node comes after the others. It is served there if nobody else
 waits for that node.
 """
@@ -19,7 +22,7 @@ waits for that node.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,9 @@ from ramify.serving.matching import (
 
 FETCH = 2.0
 """Slots that fetching a whole state counts as."""
+
+PATIENT_S = 60.0
+"""Seconds for which requests of the same job whose state the node has may go first."""
 
 FORGET_S = 600.0
 """Seconds after which a job is forgotten that neither waits nor holds a slot."""
@@ -158,9 +164,8 @@ class JobOrder:
         now: float,
     ) -> int:
         """The position of what gets a slot of `member`. fits: the nodes that suit a group."""
-        self._forget(waiting, now)
         rates, atom = _rates(members, fits, member)
-        asks = _by_job(waiting, member)
+        asks = _by_job(waiting, member, now)
         many = len({one.oldest.asked.job for one in asks if one.oldest.asked.job} | self._holders())
         many += sum(not one.oldest.asked.job for one in asks)
         slots = {group: max(sum(node.slots for node in nodes), 1) for group, nodes in fits.items()}
@@ -205,7 +210,8 @@ class JobOrder:
             del self._held_s[next(iter(self._held_s))]  # the one that was not used for longest
         self._mean_s = took if self._mean_s is None else self._mean_s + _LEARN * (took - self._mean_s)
 
-    def _forget(self, waiting: Sequence[Waiting], now: float) -> None:
+    def forget(self, waiting: Iterable[Waiting], now: float) -> None:
+        """Forget the jobs that are over. Call it from time to time, with all that waits."""
         if now - self._looked < FORGET_S:
             return
         self._looked = now
@@ -230,8 +236,9 @@ def _rates(
     return rates, atom
 
 
-def _by_job(waiting: Sequence[Waiting], member: Member[Any]) -> list[_Asking]:
-    """Of each job and group the one that has most of its state on `member`, and among these the oldest."""
+def _by_job(waiting: Sequence[Waiting], member: Member[Any], now: float) -> list[_Asking]:
+    """Of each job and group the one that has most of its state on `member`, and among these the oldest; the oldest of
+    all if it has lost its patience. `waiting` is in the order of asking."""
     found: dict[tuple[object, Group], _Asking] = {}
     for at, one in enumerate(waiting):
         share = 1.0 if one.asked.near == member.node.id else member.share_of(one.asked)
@@ -240,6 +247,6 @@ def _by_job(waiting: Sequence[Waiting], member: Member[Any]) -> list[_Asking]:
             found[key] = _Asking(one, at, share)
             continue
         known.many += 1
-        if share > known.share:
+        if share > known.share and now - known.oldest.since < PATIENT_S:
             known.best, known.share = at, share
     return list(found.values())

@@ -39,6 +39,7 @@ class SlotQueue(Generic[Host]):
         self._waiting.append((waiting, future))
         if self.order is not None:
             self.order.asked(waiting)
+            self.order.forget((one for one, _ in self._waiting), waiting.since)
         self.dispatch()
         return future
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fleet.job_order import FORGET_S, JobOrder, order_of
+from ramify.fleet.job_order import FORGET_S, PATIENT_S, JobOrder, order_of
 from ramify.fleet.node_tiers import NodeTiers
 from ramify.fleet.placement import Asked, Member, Slot
 from ramify.fleet.slot_queue import SlotQueue
@@ -154,6 +154,18 @@ async def test_a_job_that_holds_and_wants_nothing_is_forgotten() -> None:
         fleet.next(fleet.plain, 0.0)
     assert JobId("done") not in order._jobs
     assert JobId("holds") in order._jobs  # on the other node
+
+
+@pytest.mark.parametrize("rule", ["price", "venn", "srsf"])
+async def test_requests_whose_state_is_there_do_not_hold_up_an_older_one_for_ever(rule: str) -> None:
+    fleet = Fleet(rule)
+    old = fleet.ask("search", base="elsewhere")
+    fleet.asked.append(("old", old))
+    served = []
+    while len(served) < 2 * PATIENT_S and not old.done():
+        fleet.wait("search", base="there", near=NodeId("plain"))
+        served.append(fleet.next(fleet.plain))
+    assert served == ["search"] * round(PATIENT_S - 1) + ["old"]
 
 
 async def test_what_belongs_to_no_job_is_one_by_itself() -> None:

@@ -41,7 +41,7 @@ from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.store.run_locks import hold_run
 from ramify.runtime.worlds.world_pool import Branch, WorldPool, spec_of_run
 
-_LINGER_S, _MOST_NOTED = 0.5, 512
+_LINGER_S, _MOST_NOTED = 0.2, 512
 """How long rows that nothing waits for may be collected before they are written, and how many. A transaction costs as
 much as dozens of rows."""
 
