@@ -72,7 +72,7 @@ async def test_a_new_allow_list_and_a_new_state_are_both_recorded(
         home.register("one", world.state, world._spec, "")
         monkeypatch.setattr(home.references, "put", late)
         before = home.references.get(Kind.WORLD, "one")
-        monkeypatch.setattr("ramify.worlds.home._WITHOUT_BROKER", ())
+        monkeypatch.setattr("ramify.worlds.home_names._WITHOUT_BROKER", ())
         allowing = asyncio.ensure_future(asyncio.to_thread(home.egress_changed, before, Egress(["ok.test"])))
         await asyncio.to_thread(writing.wait)
         await asyncio.to_thread(home.moved, before, state)
