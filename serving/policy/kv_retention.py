@@ -174,7 +174,8 @@ class CostAware:
         """
         if not room.running:
             return 1.0
-        shared = room.step.base_ms / room.step.step_ms(room.running, room.context, room.prefill)
+        step_ms = room.step.step_ms(room.running, room.context, room.prefill)
+        shared = room.step.base_ms / step_ms if step_ms else 0.0
         return room.idle_share + (1 - room.idle_share) * shared / (room.running + 1)
 
 

@@ -34,6 +34,7 @@ class EngineLoad:
     step: StepModel
     context: int  # tokens in KV of the running calls
     prefill: float  # prompt tokens that a step computes, in the mean
+    takes_calls: bool = True  # False: vLLM is paused, before new weights or a sleep
 
 
 @dataclass(slots=True)
@@ -172,6 +173,13 @@ class KeptContexts:
         """A request has left its KV: what the first waiting one needs may not be held by another any more."""
         self._head = None
 
+    def forget_all(self, scheduler: Any) -> None:
+        """What was computed is not used again. Programs that are away are still awaited."""
+        for chain in list(self._kept):
+            self._drop(scheduler, chain)
+        if self._returning is not None:
+            self._returning.forget_all(scheduler)
+
     def load_failed(self, scheduler: Any) -> None:
         """vLLM could not load some KV from its tier."""
         if self._returning is not None:
@@ -211,6 +219,8 @@ class KeptContexts:
         # What the tier has is copied, not computed.
         step = replace(load.step, per_prefill_ms=min(load.step.per_prefill_ms, back.copy_ms))
         self._give_up(scheduler, first, replace(load, step=step), now)
+        if not load.takes_calls:
+            return
         spare = self._adapter.free_tokens(scheduler) - self._adapter.growth_tokens(scheduler)
         spare -= 0 if first is None else self._wanted(scheduler, first)
         back.begin(scheduler, self._kept, spare, now, idle=first is None and not scheduler.running)

@@ -10,6 +10,7 @@ from ramify.serving.policy.registry import DEFAULT, OptionValue
 from ramify.serving.policy.types import StepModel
 
 KEY = "ramify"
+_LONGEST_STEP_MS = 3.6e6  # an hour: sums and products of such numbers stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,10 @@ class PluginOptions:
 
 def _step(value: object) -> StepModel:
     names = [f.name for f in fields(StepModel)]
-    if not isinstance(value, Mapping) or not all(
-        name in names and isinstance(v, int | float) and v >= 0 for name, v in value.items()
-    ):
+    if not isinstance(value, Mapping) or not all(name in names and _is_ms(v) for name, v in value.items()):
         raise BadOptions("step", f"must be an object of milliseconds under {', '.join(names)}, got {value!r}")
     return StepModel(**value)
+
+
+def _is_ms(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST_STEP_MS

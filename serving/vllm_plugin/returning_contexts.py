@@ -93,11 +93,19 @@ class ReturningContexts:
         if away is not None:
             self._tokens -= len(away.known.tokens)
 
+    def forget_all(self, scheduler: Any) -> None:
+        """Bring nothing back of what was computed until now."""
+        self._away.clear()
+        self._tokens = 0
+        self.abandon(scheduler)
+
     def landed(self, scheduler: Any, now: float) -> list[Flight]:
         """Return the contexts that are there now. Call `ended` for each."""
+        for chain in [chain for chain, one in self._flights.items() if one.request.is_finished()]:
+            del self._flights[chain]  # vLLM ended it with all other requests
         done = [one for one in self._flights.values() if self._adapter.is_loaded(scheduler, one.request)]
         for one in done:
-            self._seconds = _FORGET * self._seconds + (now - one.since)
+            self._seconds = _FORGET * self._seconds + max(0.0, now - one.since)  # the clock may be set back
             self._loaded = _FORGET * self._loaded + one.tokens
             del self._flights[one.context.program]
         self.brought_back += len(done)

@@ -144,7 +144,8 @@ class ConcordScheduler(AsyncScheduler):
         self.max_num_active_reqs = min(self._slots + len(self._paused), self.max_num_running_reqs)
         if self._contexts is not None:
             first = next(iter(self.waiting), None)
-            load = EngineLoad(self._calibrator.model, self._context, self._calibrator.prefill)
+            takes_calls = self.pause_state.name == "UNPAUSED"
+            load = EngineLoad(self._calibrator.model, self._context, self._calibrator.prefill, takes_calls)
             self._contexts.make_room(self, first, load, now)
         output = self._within_budget(throttle_prefills)
         if self.current_step % _CONTEXT_STEPS == 0:
@@ -192,6 +193,12 @@ class ConcordScheduler(AsyncScheduler):
         self._messages.close()
         self.decision_log.close()
         super().shutdown()
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Forget all contexts, as when weights change or the engine sleeps. vLLM refuses while any block is held."""
+        if self._contexts is not None:
+            self._contexts.forget_all(self)
+        return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Called for every preemption: the policy's, and vLLM's own when KV runs out."""

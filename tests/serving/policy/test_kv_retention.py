@@ -117,3 +117,9 @@ def test_growth_is_always_met_if_it_can_be(
     assert free + freed >= min(growth, free + sum(one.tokens for one in contexts))
     if free >= growth + wanted:
         assert not given_up
+
+
+def test_an_engine_whose_model_says_that_a_step_takes_no_time_gives_up_nobody() -> None:
+    free_steps = StepModel(base_ms=0.0, per_seq_ms=0.0, per_kctx_ms=0.1, per_prefill_ms=0.0185)
+    room = replace(FULL, step=free_steps, context=0)
+    assert not taught().release([IdleContext("a", 50_000, 0.0)], room, 1.0)

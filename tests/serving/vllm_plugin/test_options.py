@@ -26,3 +26,9 @@ def test_wrong_options_are_named() -> None:
     for name, given_options in wrong.items():
         with pytest.raises(BadOptions, match=name):
             PluginOptions.of({"ramify": given_options})
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e300, True, "4", None])
+def test_a_step_takes_a_finite_time(value: object) -> None:
+    with pytest.raises(BadOptions, match="step"):
+        PluginOptions.of({"ramify": {"step": {"base_ms": value}}})

@@ -192,3 +192,61 @@ def test_what_is_remembered_is_bounded(tiered: Callable[..., Any]) -> None:
     back = engine.scheduler._contexts._returning
     assert back._tokens == sum(len(one.known.tokens) for one in back._away.values()) <= 4 * 100 * BLOCK
     assert 0 < len(back._away) < 40
+
+
+def rested(engine: Any) -> None:
+    for _ in range(1000):
+        if not engine.scheduler.has_requests():
+            return
+        engine.step()
+    raise AssertionError("the engine never rests")
+
+
+def test_held_contexts_do_not_keep_vllm_from_resetting_its_prefix_cache(tiered: Callable[..., Any]) -> None:
+    """As it does before a sleep and when weights change: it raises if a block is held."""
+    engine = tiered()
+    scheduler = engine.scheduler
+    served(engine, "a", prompt(0), tags(0, 0))
+    rested(engine)
+    assert len(scheduler._contexts) == 1
+    assert scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    assert not len(scheduler._contexts) and not scheduler._contexts._returning._away
+    assert served(engine, "b", prompt(0), tags(0, 1)) >= PROMPT - 1, "what old weights computed is not used"
+    rested(engine)
+    assert len(scheduler._contexts) == 1, "it goes on as before"
+
+
+def test_a_paused_engine_brings_nothing_back(tiered: Callable[..., Any]) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    engine = tiered()
+    evicted(engine)
+    engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    for _ in range(100):
+        engine.step()
+    assert not loaded(engine) and not engine.scheduler.has_requests()
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    for _ in range(100):
+        engine.step()
+    assert loaded(engine)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_loads_that_vllm_aborts_with_all_requests_leave_room_for_others(
+    tiered: Callable[..., Any], there: bool
+) -> None:
+    from vllm.v1.request import RequestStatus
+
+    engine = tiered()
+    scheduler = engine.scheduler
+    pool, contexts = scheduler.kv_cache_manager.block_pool, scheduler._contexts
+    free = pool.get_num_free_blocks()
+    evicted(engine)
+    engine.until(lambda: bool(contexts._returning._flights))
+    if there:  # copied, and not yet taken note of
+        engine.until(lambda: bool(scheduler.finished_recving_kv_req_ids))
+    scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    rested(engine)
+    engine.step()
+    assert not contexts._returning._flights
+    assert not scheduler.requests and pool.get_num_free_blocks() == free
