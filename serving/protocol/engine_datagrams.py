@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_MOST_BRANCHES = 100  # in one datagram
+from ramify.serving.protocol.releases import parts
 
 
 class EngineDatagrams:
@@ -33,8 +33,7 @@ class EngineDatagrams:
         """Say that no call will continue these branches of a workflow; of None, the whole workflow."""
         if branches is None:
             return self.send(path, {"compound_id": compound_id})
-        parts = [branches[at : at + _MOST_BRANCHES] for at in range(0, len(branches), _MOST_BRANCHES)]
-        said = [self.send(path, {"compound_id": compound_id, "branches": list(part)}) for part in parts]
+        said = [self.send(path, {"compound_id": compound_id, "branches": part}) for part in parts(branches)]
         return bool(said) and all(said)
 
     def close(self) -> None:

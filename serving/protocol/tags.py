@@ -216,7 +216,8 @@ def _flag(value: object) -> str | None:
     return None if isinstance(value, int) and not isinstance(value, bool) and value in (0, 1) else "must be 0 or 1"
 
 
-def _text(value: object) -> str | None:
+def name_problem(value: object) -> str | None:
+    """Say what keeps a value from being a name of a workflow, branch, group or application; None if it is one."""
     ok = isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
     return None if ok else f"must be printable text of 1 to {_MAX_TEXT} characters"
 
@@ -263,21 +264,21 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "slo_think_s": _seconds,
     "slo_class": _class,
     "slo_pace": _flag,
-    "compound_id": _text,
+    "compound_id": name_problem,
     "compound_stage": _count,
     "compound_stages": _count,
     "compound_width": _count,
     "compound_last": _flag,
     "compound_deadline_s": _seconds,
     "compound_deadline_at": _unix,
-    "compound_branch": _text,
+    "compound_branch": name_problem,
     "compound_ttl_s": _seconds,
     "compound_due_s": _seconds,
     "plan_rest": _plan_rest,
-    "fork_group": _text,
+    "fork_group": name_problem,
     "fork_size": _count,
     "fork_need": _count,
-    "app_id": _text,
+    "app_id": name_problem,
     "length_quantiles": _quantiles,
     "goodput_weight": _weight,
 }

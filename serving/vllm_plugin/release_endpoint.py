@@ -17,6 +17,7 @@ from ramify.serving.errors import BadOptions
 from ramify.serving.http_guard import AccessPolicy, App, Message, Receive, Scope, Send
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.engine_datagrams import EngineDatagrams
+from ramify.serving.protocol.releases import release_of
 from ramify.serving.vllm_plugin.options import PluginOptions
 
 _PATH, _MODELS = f"/v1{wire.RELEASE_PATH}", "/v1/models"
@@ -98,12 +99,7 @@ def _read(body: bytes) -> tuple[str, list[str] | None]:
         raise ValueError("the body nests too deep") from error
     if not isinstance(said, dict):
         raise ValueError("the body must be a JSON object")
-    run, branches = said.get("compound_id"), said.get("branches")
-    if not isinstance(run, str) or not run:
-        raise ValueError("compound_id: name the workflow, as a string")
-    if branches is not None and not (isinstance(branches, list) and all(isinstance(one, str) for one in branches)):
-        raise ValueError("branches: must be a list of strings; leave it out for the whole workflow")
-    return run, branches
+    return release_of(said)
 
 
 async def _body(receive: Receive) -> bytes:

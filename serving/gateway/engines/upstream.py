@@ -108,22 +108,26 @@ class Upstream:
         async with self._opened(self._http.build_request("GET", self._root + path)) as response:
             return await self._whole(response)
 
-    async def beside_calls(self, path: str, body: bytes | None = None, *, within_s: float) -> httpx.Response | None:
-        """The answer to a message that is no call, without its body; None if none came in that time. Says nothing
+    async def beside_calls(
+        self, path: str, body: bytes | None = None, *, within_s: float
+    ) -> tuple[httpx.Response, bytes] | None:
+        """The answer to a message that is no call, and its beginning; None if none came in that time. Says nothing
         about the engine: neither an answer nor its absence counts."""
         url = self._root + path
         request = self._http.build_request("GET", url) if body is None else self._post(path, body, _NONE)
         try:
             async with self.awake.timeout(within_s):
                 response = await self._http.send(request, stream=True)
-                await response.aclose()
+                try:
+                    return response, await _begun(response, _MOST_STATUS)
+                finally:
+                    await response.aclose()
         except (TimeoutError, httpx.RequestError):
             return None
         except RuntimeError:
             if not self._http.is_closed:
                 raise
             return None
-        return response
 
     async def is_gateway(self) -> bool:
         """Is it a Ramify gateway? A header of its list of models says so. Asked again until it has answered."""

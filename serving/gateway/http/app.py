@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ramify.serving.errors import BadTags
 from ramify.serving.gateway.admission.admission import Admission, OneQueue
 from ramify.serving.gateway.admission.prefix_hints import hint_of
 from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
@@ -38,6 +39,7 @@ from ramify.serving.gateway.records.call_records import Records, owned_name
 from ramify.serving.policy.registry import make_live_policy
 from ramify.serving.policy.types import Policy
 from ramify.serving.protocol import wire
+from ramify.serving.protocol.releases import release_of
 
 
 def create_gateway(
@@ -202,11 +204,10 @@ class _Control:
         their KV: `{"compound_id": …, "branches": […]}`. Calls in progress go on."""
         client = self._gateway.authorise(request)
         body = await body_of(request, self._gateway.bodies)
-        run, branches = body.get("compound_id"), body.get("branches")
-        if not isinstance(run, str) or not run:
-            raise bad_request("compound_id", "compound_id: name the workflow, as a string")
-        if branches is not None and not (isinstance(branches, list) and all(isinstance(b, str) for b in branches)):
-            raise bad_request("branches", "branches: must be a list of strings; leave it out for the whole workflow")
+        try:
+            run, branches = release_of(body)
+        except BadTags as error:
+            raise bad_request(error.field, str(error)) from error
         return JsonResponse({"engines": await self._gateway.engines.release(owned_name(run, client), branches)})
 
     async def prefix(self, request: Request) -> Response:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ramify.serving.protocol.engine_datagrams import EngineDatagrams
 from ramify.serving.vllm_plugin.messages_and_reports import GatewayMessages, Release
 
 
-def test_a_release_of_many_branches_comes_in_parts(tmp_path: Path) -> None:
-    path, names = tmp_path / "s", [str(i) for i in range(250)]
+@pytest.mark.parametrize("name", ["{}", "\N{GRINNING FACE}" * 250 + "{}", '"\\' * 126 + "{}"])
+def test_a_release_of_many_branches_comes_in_parts_that_fit(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    names = [name.format(i) for i in range(2500 if name == "{}" else 40)]
     engine, out = GatewayMessages(str(path)), EngineDatagrams()
     assert out.release(path, "run", names) and out.release(str(path), "run", None)
     *parts, last = engine.take()
-    assert all(isinstance(one, Release) and len(one.branches or ()) <= 100 for one in parts)
+    assert all(isinstance(one, Release) and len(one.branches or ()) <= 1000 for one in parts)
+    assert not engine.unreadable
     assert [b for one in parts if isinstance(one, Release) for b in one.branches or ()] == names
     assert last == Release("run", None)
     engine.close()

@@ -92,6 +92,7 @@ async def test_who_may_not_list_models_may_not_release(engine: GatewayMessages, 
         (b"[" * 100_000, "application/json", 400),
         (b'{"compound_id": 3}', "application/json", 400),
         (b'{"compound_id": "r", "branches": "b"}', "application/json", 400),
+        (b'{"compound_id": "r", "branches": ["a\\nb"]}', "application/json", 400),
         (b'{"compound_id": "%s"}' % (b"r" * 2_000_000), "application/json", 400),
     ],
 )

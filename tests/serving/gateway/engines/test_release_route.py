@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -126,6 +127,51 @@ async def test_an_engine_that_changed_is_asked_again() -> None:
     assert not await route("run", None) and len(posted) == 2
     assert not await route("run", None) and len(posted) == 2, "it is not told what it does not take"
     assert not upstream.suspect
+    await upstream.aclose()
+
+
+async def test_many_releases_are_told_one_after_the_other_and_no_backlog_grows_without_end() -> None:
+    here, most, asked = 0, 0, list[str]()
+    go = asyncio.Event()
+
+    class Engine(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            nonlocal here, most
+            here, most = here + 1, max(most, here + 1)
+            await go.wait()
+            here -= 1
+            asked.append(request.method)
+            return httpx.Response(200, headers={wire.RELEASES_HEADER: "1"}, json={"engines": 1})
+
+    upstream = Upstream("http://engine", transport=Engine())
+    route = ReleaseRoute(upstream)
+    telling = [asyncio.create_task(route(f"run {i}", None)) for i in range(1000)]
+    await asyncio.sleep(0)
+    go.set()
+    heard = await asyncio.gather(*telling)
+    assert most == 1 and asked.count("GET") == 1
+    assert sum(heard) == asked.count("POST") == 256
+    assert await route("later", None), "and it goes on"
+    await upstream.aclose()
+
+
+async def test_what_an_engine_did_not_hear_does_not_count_and_long_lists_come_in_parts() -> None:
+    engines, told = 0, list[str]()
+
+    class Engine(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.method == "POST":
+                said = json.loads(await request.aread())
+                told.extend(said["branches"])
+                assert len(said["branches"]) <= 1000
+            return httpx.Response(200, headers={wire.RELEASES_HEADER: "1"}, json={"engines": engines})
+
+    upstream = Upstream("http://engine", transport=Engine())
+    route, names = ReleaseRoute(upstream), [f"branch {i}" for i in range(2500)]
+    assert not await route("run", names)
+    engines = 1
+    assert await route("run", names) and told == [*names, *names]
+    assert not await route("run", []), "nothing to say"
     await upstream.aclose()
 
 
