@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import TextIO
 from ramify.serving.policy.types import RequestId, Verdict
 from ramify.serving.protocol.length_sketch import LengthSketch
 
+_LOG = logging.getLogger(__name__)
 _A_STEP = 64  # datagrams taken in one step
 _LARGEST = 65_536  # bytes
 
@@ -121,6 +123,7 @@ class TotalsReport:
         self._paused: dict[str, float] = {}
         self._written = SchedulerTotals()
         self._written_at = float("-inf")
+        self._failed = False  # to write, the last time
 
     def preempted(self, request_id: str, computed: int, now: float) -> None:
         self.totals.preemptions += 1
@@ -169,18 +172,27 @@ class TotalsReport:
         self.totals.policy_s += cpu_s
 
     def stepped(self, now: float) -> None:
-        """Note that a step was scheduled, and write the file if it is due. Raises OSError."""
+        """Note that a step was scheduled, and write the file if it is due."""
         self.totals.steps += 1
         self.write(now)
 
     def write(self, now: float, *, at_once: bool = False) -> None:
-        """Write the file if something has changed and a second has passed, or `at_once`. Raises OSError."""
+        """Write the file if something has changed and a second has passed, or `at_once`. The engine goes on if that
+        fails, on a full disk for instance: it is tried again.
+        """
         if self._path is None or (now < self._written_at + _EVERY_S and not at_once) or self.totals == self._written:
             return
         self._written, self._written_at = SchedulerTotals(**asdict(self.totals)), now
         beside = self._path.with_name(self._path.name + ".new")
-        beside.write_text(json.dumps(asdict(self.totals)), "utf-8")
-        beside.replace(self._path)
+        try:
+            beside.write_text(json.dumps(asdict(self.totals)), "utf-8")
+            beside.replace(self._path)
+        except OSError as error:
+            if not self._failed:
+                _LOG.warning("cannot write the report %s: %s", self._path, error)
+            self._failed, self._written = True, SchedulerTotals()
+        else:
+            self._failed = False
 
 
 class DecisionLog:
@@ -237,5 +249,11 @@ class DecisionLog:
 
     def _write(self, line: dict[str, object]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(line, default=repr) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line, default=repr) + "\n")
+            self._file.flush()
+        except OSError as error:  # a full disk, for instance
+            _LOG.warning("no more lines in the decision log %s: %s", self._file.name, error)
+            with contextlib.suppress(OSError):  # what it still holds cannot be written either
+                self._file.close()
+            self._file = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from ramify.serving.errors import BadOptions
 from ramify.serving.policy.registry import DEFAULT, OptionValue
 from ramify.serving.policy.types import StepModel
+from ramify.serving.protocol.engine_datagrams import rank_path
 
 KEY = "ramify"
 _LONGEST_STEP_MS = 3.6e6  # an hour: sums and products of such numbers stay finite
@@ -58,6 +59,14 @@ class PluginOptions:
         if not isinstance(values.get("policy_options", {}), dict):
             raise BadOptions("policy_options", f"must be an object, got {values['policy_options']!r}")
         return cls(**values)
+
+    def of_rank(self, rank: int) -> PluginOptions:
+        """Return the options of one rank of data parallelism: each has a scheduler, and so a socket and files of its
+        own.
+        """
+        named = (self.socket, self.report, self.trace)
+        socket, report, trace = [None if path is None else rank_path(path, rank) for path in named]
+        return replace(self, socket=socket, report=report, trace=trace)
 
 
 def _step(value: object) -> StepModel:

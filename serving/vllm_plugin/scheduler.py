@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -47,7 +47,16 @@ from ramify.serving.vllm_plugin.options import PluginOptions
 from ramify.serving.vllm_plugin.returning_contexts import ReturningContexts
 from ramify.serving.vllm_plugin.version_adapters import RequestLike, adapter_for
 
+_Opened = TypeVar("_Opened")
 _CONTEXT_STEPS = 16  # the context of all running requests is added up once in so many steps
+
+
+def _opened(option: str, make: Callable[[str | None], _Opened], path: str | None) -> _Opened:
+    """Return what an option names. Raises BadOptions if it cannot be made."""
+    try:
+        return make(path)
+    except OSError as error:
+        raise BadOptions(option, f"cannot use {path}: {error}") from error
 
 
 class ConcordScheduler(AsyncScheduler):
@@ -60,7 +69,8 @@ class ConcordScheduler(AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._adapter = adapter_for(vllm.__version__)
         super().__init__(*args, **kwargs)
-        options = self._options = PluginOptions.of(self.vllm_config.additional_config)
+        options = PluginOptions.of(self.vllm_config.additional_config)
+        options = self._options = options.of_rank(self.vllm_config.parallel_config.data_parallel_index)
         try:
             self._decider: Policy = make_live_policy(options.policy, **options.policy_options)
         except UnknownPolicy as error:
@@ -79,8 +89,8 @@ class ConcordScheduler(AsyncScheduler):
         self._context = 0  # tokens in KV of the running requests
         self._contexts: KeptContexts | None = None
         self.keep_by(CostAware() if options.keep_contexts else None)
-        self._messages = GatewayMessages(options.socket)
-        self.decision_log = DecisionLog(options.trace)
+        self._messages = _opened("socket", GatewayMessages, options.socket)
+        self.decision_log = _opened("trace", DecisionLog, options.trace)
         self._totals = TotalsReport(options.report)
 
     def decide_by(self, policy: Policy) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import log
 from ramify.serving.policy.types import SloClass
+from ramify.serving.protocol.engine_datagrams import rank_paths
 
 _WHAT = {
     "preemptions": "Running requests that lost their KV, also to vLLM's own shortage",
@@ -51,8 +52,8 @@ class EngineCosts:
         """Bring the counters up to date. An engine without a file yet has nothing to report."""
         for replica, path in self._reports.items():
             try:
-                totals = json.loads(path.read_text("utf-8"))
-                said = {name: float(totals[_FIELD.get(name, name)]) for name in self._counters}
+                ranks = [json.loads(one.read_text("utf-8")) for one in rank_paths(path)]
+                said = {name: sum([float(one[_FIELD.get(name, name)]) for one in ranks]) for name in self._counters}
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.serving.protocol.engine_datagrams import EngineDatagrams
+from ramify.serving.protocol.engine_datagrams import EngineDatagrams, rank_path
 from ramify.serving.vllm_plugin.messages_and_reports import GatewayMessages, Release
 
 
@@ -24,4 +24,17 @@ def test_a_release_of_many_branches_comes_in_parts_that_fit(name: str, tmp_path:
     engine.close()
     assert not out.release(path, "run", None), "the engine is gone"
     assert not out.release(path, "run", []), "nothing to say"
+    out.close()
+
+
+def test_each_rank_of_an_engine_hears(tmp_path: Path) -> None:
+    path = str(tmp_path / "[s]")  # no pattern
+    engines, out = [GatewayMessages(rank_path(path, rank)) for rank in (0, 1, 10)], EngineDatagrams()
+    (tmp_path / "[s].dp1.new").touch()
+    assert out.release(path, "run", None)
+    assert [list(one.take()) for one in engines] == [[Release("run", None)]] * 3
+    engines[0].close()
+    assert out.release(path, "run", None), "one is left"
+    for one in engines:
+        one.close()
     out.close()

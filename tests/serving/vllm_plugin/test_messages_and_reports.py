@@ -9,8 +9,11 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
 from ramify.serving.protocol.length_sketch import LEVELS
 from ramify.serving.vllm_plugin.messages_and_reports import (
+    DecisionLog,
     GatewayMessages,
     NewSketch,
     Release,
@@ -69,3 +72,25 @@ def test_totals_of_preemptions_and_pauses_add_up(tmp_path: Path) -> None:
     assert json.loads(told.read_text())["refusals"] == 2, "no more than once a second"
     costs.write(20.5, at_once=True)
     assert json.loads(told.read_text())["refusals"] == 3
+
+
+def test_a_full_disk_ends_the_report_and_the_log_and_not_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "reports").mkdir()
+    report = TotalsReport(str(tmp_path / "reports" / "r.json"))
+    report.refused(running=False)
+    report.write(1.0)
+    (tmp_path / "reports").rename(tmp_path / "gone")
+    for at in range(2, 10):
+        report.refused(running=False)
+        report.stepped(float(at))
+    (tmp_path / "gone").rename(tmp_path / "reports")
+    report.write(20.0)
+    assert json.loads((tmp_path / "reports" / "r.json").read_text())["refusals"] == 9, "it is tried again"
+    log = DecisionLog("/dev/full")
+    log.refused(1.0, "a", "why")
+    log.refused(2.0, "b", "why")
+    assert log.refusals == 2 and not log.writes
+    log.close()
+    assert [one.levelname for one in caplog.records] == ["WARNING", "WARNING"]

@@ -32,3 +32,9 @@ def test_wrong_options_are_named() -> None:
 def test_a_step_takes_a_finite_time(value: object) -> None:
     with pytest.raises(BadOptions, match="step"):
         PluginOptions.of({"ramify": {"step": {"base_ms": value}}})
+
+
+def test_each_rank_has_files_of_its_own() -> None:
+    options = PluginOptions(socket="s", report="r.json")
+    assert options.of_rank(0) == options
+    assert options.of_rank(2) == PluginOptions(socket="s.dp2", report="r.json.dp2")

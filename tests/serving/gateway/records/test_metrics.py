@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_engine_totals_become_counters_across_restarts(tmp_path: Path) -> None:
         assert (seen[name], seen['ramify_engine_preempted_seconds_total{replica="0"}']) == expected
     report.write_text("not JSON")
     assert figures(metrics)[name] == 6
+
+
+def test_the_ranks_of_an_engine_count_together(tmp_path: Path) -> None:
+    metrics = Metrics()
+    metrics.follow({0: tmp_path / "e.json"})
+    for name, refusals in (("e.json", 2), ("e.json.dp1", 3), ("e.json.dp1.new", 100)):
+        (tmp_path / name).write_text(json.dumps(asdict(SchedulerTotals(refusals=refusals))))
+    assert figures(metrics)['ramify_engine_refusals_total{replica="0"}'] == 5
 
 
 def test_no_engine_counters_without_such_an_engine() -> None:
