@@ -73,7 +73,10 @@ def _step(value: object) -> StepModel:
     names = [f.name for f in fields(StepModel)]
     if not isinstance(value, Mapping) or not all(name in names and _is_ms(v) for name, v in value.items()):
         raise BadOptions("step", f"must be an object of milliseconds under {', '.join(names)}, got {value!r}")
-    return StepModel(**value)
+    model = StepModel(**value)
+    if not model.step_ms(sequences=1, context_tokens=0) > 0:
+        raise BadOptions("step", "a step takes time: base_ms or per_seq_ms must be above 0")
+    return model
 
 
 def _is_ms(value: object) -> bool:

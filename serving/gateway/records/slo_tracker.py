@@ -122,7 +122,11 @@ class RequestTrack:
         """The quality of experience of a stream, 0 to 1: of its whole answer, or until `now`; None for others."""
         if self.reading is None:
             return None
-        return self.reading.qoe() if self.completed else self.reading.qoe_at(self.ended_at or now)
+        return (
+            self.reading.qoe()
+            if self.completed
+            else self.reading.qoe_at(now if self.ended_at is None else self.ended_at)
+        )
 
     def spent(self, now: float) -> Spent:
         """The ledger, up to now or to the end."""

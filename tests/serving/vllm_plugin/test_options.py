@@ -34,6 +34,11 @@ def test_a_step_takes_a_finite_time(value: object) -> None:
         PluginOptions.of({"ramify": {"step": {"base_ms": value}}})
 
 
+def test_a_step_takes_time() -> None:
+    with pytest.raises(BadOptions, match="a step takes time"):
+        PluginOptions.of({"ramify": {"step": {"base_ms": 0, "per_seq_ms": 0}}})
+
+
 def test_each_rank_has_files_of_its_own() -> None:
     options = PluginOptions(socket="s", report="r.json")
     assert options.of_rank(0) == options
