@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from ramify.serving.policy.kv_retention import IdleContext
-from ramify.serving.vllm_plugin.version_adapters import Adapter, Remembered, RequestLike
+from ramify.serving.vllm_plugin.version_adapters import LATER, Adapter, Remembered, RequestLike
 
 _LOOK_S = 0.25  # between looks for contexts to bring back
 _EARLY_S = 1.0  # a load begins so long before it must: nobody knows to the second when a tool ends
@@ -66,6 +66,7 @@ class ReturningContexts:
         self._flights: dict[str, Flight] = {}
         self._seconds, self._loaded = _PRIOR_TOKENS * token_bytes / _LINK, float(_PRIOR_TOKENS)
         self._looked_at = float("-inf")
+        self._later = False  # the tier put a question off in the last look
         self._number = 0
         self.brought_back = 0  # contexts
 
@@ -127,9 +128,10 @@ class ReturningContexts:
         `held`: chains that are in KV. `idle`: no call runs or waits, so nothing is looked at again before the next
         call, and the engine has nothing better to do.
         """
-        if self._back_in is None or not self._away or (now < self._looked_at + _LOOK_S and not idle):
+        hurries = idle and not self._later  # an idle engine does not ask the tier again and again
+        if self._back_in is None or not self._away or (now < self._looked_at + _LOOK_S and not hurries):
             return
-        self._looked_at = now
+        self._looked_at, self._later = now, False
         due = []
         for chain, one in self._away.items():
             size = len(one.known.tokens)
@@ -149,9 +151,12 @@ class ReturningContexts:
         size = len(one.known.tokens)
         if size > spare:
             return 0
-        self.forget(chain)  # once for each time away: what is given up again was not worth its memory
         self._number += 1
         begun = self._adapter.begin_load(scheduler, one.known, f"ramify-return-{self._number}")
+        if begun is LATER:
+            self._later = True
+            return 0
+        self.forget(chain)  # once for each time away: what is given up again was not worth its memory
         if begun is None:
             return 0
         request, tokens = begun

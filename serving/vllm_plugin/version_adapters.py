@@ -11,6 +11,7 @@ import heapq
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -59,6 +60,15 @@ class Remembered:
     cache_salt: str | None
 
 
+class Later(Enum):
+    """A question that is asked again."""
+
+    LATER = "later"
+
+
+LATER = Later.LATER
+
+
 class Adapter(Protocol):
     version: str
 
@@ -105,9 +115,10 @@ class Adapter(Protocol):
     def remember(self, scheduler: Any, request: RequestLike) -> Remembered:
         """Return what names the request's whole blocks. Call it before vLLM frees the request."""
 
-    def begin_load(self, scheduler: Any, known: Remembered, name: str) -> tuple[RequestLike, int] | None:
+    def begin_load(self, scheduler: Any, known: Remembered, name: str) -> tuple[RequestLike, int] | Later | None:
         """Begin to load a context from the tier, as a request of that name. Return it, and the tokens to be loaded;
-        None if the tier has nothing that is missing, or memory does not suffice.
+        None if the tier has nothing that is missing, or memory does not suffice; LATER if the tier does not know yet,
+        or loads a part of it for others.
         """
 
     def is_loaded(self, scheduler: Any, request: RequestLike) -> bool:
@@ -213,7 +224,7 @@ class V032:
             tokens, tuple(request.block_hashes[: whole // each]), request.lora_request, request.cache_salt
         )
 
-    def begin_load(self, scheduler: Any, known: Remembered, name: str) -> tuple[Any, int] | None:
+    def begin_load(self, scheduler: Any, known: Remembered, name: str) -> tuple[Any, int] | Later | None:
         """Do as `schedule` does with a request whose KV is loaded while it waits."""
         from vllm import SamplingParams
         from vllm.v1.request import Request, RequestStatus
@@ -244,7 +255,7 @@ class V032:
             )
         if fits is None:
             self.end_load(scheduler, request)
-            return None
+            return LATER if there is None else None
         connector.update_state_after_alloc(request, manager.get_blocks(name), there)
         request.status, request.num_computed_tokens = RequestStatus.WAITING_FOR_REMOTE_KVS, here + there
         return request, there

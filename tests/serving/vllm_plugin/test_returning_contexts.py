@@ -250,3 +250,21 @@ def test_loads_that_vllm_aborts_with_all_requests_leave_room_for_others(
     engine.step()
     assert not contexts._returning._flights
     assert not scheduler.requests and pool.get_num_free_blocks() == free
+
+
+def test_contexts_that_begin_alike_come_back_one_after_the_other(tiered: Callable[..., Any]) -> None:
+    """vLLM's tier puts off a load while another one loads a part of it."""
+    engine = tiered()
+    shared = prompt(0, 20 * BLOCK)
+    for program in (1, 2):
+        served(engine, f"a{program}", shared + prompt(program, 20 * BLOCK), tags(program, 0))
+    for other in range(3, 6):
+        served(engine, f"b{other}", prompt(other, 90 * BLOCK))
+    contexts = engine.scheduler._contexts
+    assert not len(contexts)
+    rested(engine)
+    for _ in range(20):  # later steps of an engine that had been idle
+        engine.now += 1.0
+        engine.step()
+        rested(engine)
+    assert set(contexts._kept) == {"p1", "p2"} and not contexts._returning._away
