@@ -45,7 +45,7 @@ def value_at(value: Any, key: str) -> Any:
     SQLite take "a.b" for "b" of the object "a". None if there is none."""
     if not isinstance(value, Mapping):
         return None
-    if key in value or "." not in key:
+    if key in value or not isinstance(key, str) or "." not in key:
         return value.get(key)
     first, _, rest = key.partition(".")
     return value_at(value.get(first), rest)
