@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import signal
 import threading
+import time
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 from uuid import UUID
@@ -26,7 +30,7 @@ from langgraph.store.base import (
     SearchOp,
 )
 from langgraph.store.memory import InMemoryStore
-from sqlalchemy import Connection
+from sqlalchemy import Connection, QueuePool
 
 from ramify.graph import Cache, Saver, Store
 
@@ -270,6 +274,31 @@ def test_a_search_returns_only_its_namespace(address: str) -> None:
         "100%": {("100%", "x")},
         "é": {("é",)},
     }
+
+
+def test_threads_that_write_take_turns(tmp_path: Path) -> None:
+    """Otherwise each would poll for SQLite's lock with a connection of its own, and some for seconds."""
+    with Store.open(tmp_path / "store.db") as store, ThreadPoolExecutor(8) as threads:
+        connected, pool = [], cast(QueuePool, store._engine.pool)
+
+        def work(connection: Connection) -> None:
+            time.sleep(0.002)  # the others come
+            connected.append(pool.checkedout())
+
+        for done in [threads.submit(store._written, work) for _ in range(32)]:
+            done.result(60)
+    assert connected == [1] * 32
+
+
+def test_a_forked_child_writes_though_another_thread_was_writing(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        with store._turn():
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                with store._turn():
+                    os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.postgres
