@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import aclosing
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -146,7 +147,8 @@ def step(
     - `in_fork`: what happens on a branch of a fork, or in a run forked from another: "refuse" (the default), use the
       "recorded" result for the same arguments, or run it and "leave" its effect.
     """
-    outside = Outside(idempotent, reconcile, compensate, InFork(in_fork or "refuse"))
+    outside = Outside(idempotent, reconcile, compensate, _one_of(InFork, "in_fork", in_fork) or InFork.REFUSE)
+    declared = _one_of(Effect, "effect", effect)
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
         if not inspect.isroutine(function):
@@ -154,7 +156,6 @@ def step(
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"step {function.__qualname__!r} is a generator: return its values")
         parameter = sandbox_parameter(function)
-        declared = Effect(effect) if effect else None
         known = declared or (Effect.REVERTIBLE if parameter else Effect.UNKNOWN)
         if known is Effect.PURE and parameter is not None:
             raise TypeError(
@@ -182,6 +183,16 @@ def step(
         return Step(function, definition, declared)
 
     return decorate if function is None else decorate(function)
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def _one_of(kind: type[E], argument: str, given: str | None) -> E | None:
+    """Raises `ValueError`, which names the values that there are."""
+    if given is None or given in list(kind):
+        return None if given is None else kind(given)
+    raise ValueError(f"@step({argument}={given!r}): use one of {', '.join(repr(str(one)) for one in kind)}")
 
 
 class Workflow(Generic[P, R]):

@@ -71,6 +71,18 @@ def test_irreversible_step_cannot_be_reused() -> None:
         step(effect="irreversible", reuse=True)(takes)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"effect": "nope"}, "effect='nope'.*'readonly', 'revertible', 'irreversible'"),
+        ({"effect": "irreversible", "in_fork": "maybe"}, "in_fork='maybe'.*'refuse', 'recorded', 'leave'"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_those_that_there_are(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        step(**options)
+
+
 @pytest.mark.parametrize("given", [Sandbox, functools.partial(takes, x=1), step(takes)])
 def test_step_refuses_what_is_not_a_function(given: Any) -> None:
     with pytest.raises(TypeError, match="is not a function: put @step on"):

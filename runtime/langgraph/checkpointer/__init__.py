@@ -11,7 +11,8 @@ thread_copies.py      copy threads between checkpointers, LangGraph's own savers
 tables.py             the tables
 statements.py         the statements of the hot path, and rows that wait for the end of a transaction
 database.py           from an address to a database; what the three classes have in common
-item_store.py         Store, LangGraph's long-term store, and the thread that deletes expired items
+item_store.py         Store, LangGraph's long-term store
+ttl_sweeper.py        a thread that deletes the store's expired items
 node_cache.py         Cache, LangGraph's cache of node results
 compat.py             private names of langgraph-checkpoint
 """

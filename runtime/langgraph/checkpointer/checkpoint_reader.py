@@ -115,16 +115,18 @@ def one(
 
 
 def several(config: RunnableConfig | None, before: RunnableConfig | None, limit: int | None) -> Select[Any]:
-    conf = config["configurable"] if config is not None else {}
+    """Select the checkpoints of one thread; without a config, of all. Raises `KeyError` for a config without a
+    thread, as LangGraph's savers do: a forgotten id must not list the threads of others."""
     query = _rows()
-    if "thread_id" in conf:
+    if config:
+        conf = config["configurable"]
         query = query.where(threads.c.name == str(conf["thread_id"]))
-    if (ns := conf.get("checkpoint_ns")) is not None:
-        query = query.where(checkpoints.c.ns == ns)
-    if config is not None and (wanted := get_checkpoint_id(config)):
-        query = query.where(checkpoints.c.id == wanted)
+        if (ns := conf.get("checkpoint_ns")) is not None:
+            query = query.where(checkpoints.c.ns == str(ns))
+        if wanted := get_checkpoint_id(config):
+            query = query.where(checkpoints.c.id == str(wanted))
     if before is not None and (until := get_checkpoint_id(before)):
-        query = query.where(checkpoints.c.id < until)
+        query = query.where(checkpoints.c.id < str(until))
     return query if limit is None else query.limit(max(0, limit))
 
 

@@ -78,9 +78,15 @@ class CheckpointPlace:
     checkpoint: str | None
 
     @classmethod
-    def of(cls, config: RunnableConfig) -> CheckpointPlace:
+    def of(cls, config: RunnableConfig, *needed: str) -> CheckpointPlace:
+        """Raises `KeyError` for a config without a thread or one of the needed keys, as LangGraph's savers do, and
+        `TypeError` for a namespace that is None: PostgreSQL's refuse it, and SQLite's would never find it again."""
         conf = config["configurable"]
-        return cls(str(conf["thread_id"]), conf.get("checkpoint_ns", ""), conf.get("checkpoint_id"))
+        for key in needed:
+            if conf[key] is None:
+                raise TypeError(f"the config's {key} is None: name one, as in the config that `put` returned")
+        at = conf.get("checkpoint_id")
+        return cls(str(conf["thread_id"]), str(conf.get("checkpoint_ns", "")), None if at is None else str(at))
 
 
 @dataclass(eq=False, slots=True)
@@ -102,6 +108,8 @@ def _to_json(names_and_ids: Any) -> str:
     try:
         return orjson.dumps(names_and_ids).decode()
     except orjson.JSONEncodeError:  # a lone surrogate in a name: the json module can write it, orjson cannot
+        if isinstance(names_and_ids, dict) and not all(isinstance(name, str) for name in names_and_ids):
+            raise TypeError(f"names of channels must be text: {list(names_and_ids)}") from None
         return _encode(names_and_ids)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
@@ -45,7 +46,7 @@ def value_at(value: Any, key: str) -> Any:
     SQLite take "a.b" for "b" of the object "a". None if there is none."""
     if not isinstance(value, Mapping):
         return None
-    if key in value or "." not in key:
+    if key in value or not isinstance(key, str) or "." not in key:
         return value.get(key)
     first, _, rest = key.partition(".")
     return value_at(value.get(first), rest)
@@ -131,6 +132,7 @@ class DatabaseClient:
     _clock: Callable[[], float]
     _tables: ClassVar[Sequence[Table]]
     _closed = False
+    _turns: tuple[int, threading.Lock]
 
     @classmethod
     def open(cls, address: str | Path, **options: Any) -> Self:
@@ -169,6 +171,7 @@ class DatabaseClient:
 
     def _begin(self, address: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.address, self._clock = address, clock
+        self._turns = os.getpid(), threading.Lock()
         self._engine = opened(address, self._tables)
         # by default each statement would see rows that were committed in between
         server = self._engine.dialect.name == "postgresql"
@@ -185,10 +188,19 @@ class DatabaseClient:
         transaction in favour of another one, so doing it twice has to give the same."""
 
         def once() -> T:
-            with self._engine.execution_options(write=True).begin() as connection:
+            with self._turn(), self._engine.execution_options(write=True).begin() as connection:
                 return work(connection)
 
         return self._patiently(once)
+
+    def _turn(self) -> AbstractContextManager[Any]:
+        """Wait for the other threads of this process that write. SQLite has one writer at a time: threads that poll
+        for its lock would starve each other. A forked child may have copied a lock that nobody will release."""
+        if self._engine.dialect.name != "sqlite":
+            return nullcontext()
+        if self._turns[0] != os.getpid():
+            self._turns = os.getpid(), threading.Lock()
+        return self._turns[1]
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         if self._closed:

@@ -1,14 +1,11 @@
-"""LangGraph's long-term store on disk: JSON objects by namespace and key, without semantic search. A thread deletes
-expired items from time to time."""
+"""LangGraph's long-term store on disk: JSON objects by namespace and key, without semantic search."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import json
-import logging
+import math
 import operator
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -34,66 +31,10 @@ from langgraph.store.base import (
 from sqlalchemy import ColumnElement, Connection, Dialect, Row, and_, or_, select, true, type_coerce
 from sqlalchemy import Text as PlainText
 
-from ramify.runtime.langgraph.checkpointer.database import DatabaseClient, Ready, ReadyCount, value_at
+from ramify.runtime.langgraph.checkpointer.database import DatabaseClient, ReadyCount, value_at
 from ramify.runtime.langgraph.checkpointer.tables import STORE_TABLES, items, upsert
+from ramify.runtime.langgraph.checkpointer.ttl_sweeper import Sweeping, TTLSweeper
 from ramify.runtime.store.stored_texts import escaped, written
-
-_log = logging.getLogger(__name__)
-
-
-class Sweeping(Ready, concurrent.futures.Future[None]):
-    """A sweeper that was started. It is done when the sweeper has ended; `cancel` ends it. Awaiting it gives itself
-    at once, since it stands for the task that LangGraph's async stores return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ended = threading.Event()
-        self.add_done_callback(lambda _: self.ended.set())
-
-    @classmethod
-    def none(cls) -> Self:
-        """Return one that has ended: there is nothing to sweep."""
-        sweeping = cls()
-        sweeping.set_result(None)
-        return sweeping
-
-
-class TTLSweeper:
-    """Calls `sweep` at an interval, at most once at a time. An error of one call is logged, and the next one tries
-    again."""
-
-    def __init__(self, sweep: Callable[[], int]) -> None:
-        self._sweep = sweep
-        self._sweeping: Sweeping | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, interval_s: float) -> Sweeping:
-        """Start, unless it runs. Return the running one."""
-        if self._sweeping is None or self._sweeping.done():
-            self._sweeping = Sweeping()
-            arguments = self._sweep, self._sweeping, interval_s
-            self._thread = threading.Thread(target=_run, args=arguments, name="ttl-sweeper", daemon=True)
-            self._thread.start()
-        return self._sweeping
-
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """Stop it, and wait until it has. Return False if it has not stopped after `timeout_s`."""
-        if self._sweeping is None or self._thread is None:
-            return True
-        self._sweeping.ended.set()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-
-def _run(sweep: Callable[[], int], sweeping: Sweeping, interval_s: float) -> None:
-    while not sweeping.ended.wait(interval_s):
-        try:
-            sweep()
-        except Exception:  # noqa: BLE001  such as a database that is down for a while
-            _log.exception("a sweep of expired items failed")
-    if sweeping.set_running_or_notify_cancel():
-        sweeping.set_result(None)
-
 
 _MINUTE = 60.0
 
@@ -109,6 +50,8 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 class Store(DatabaseClient, BaseStore):
     """Use `with Store.open("sqlite:///file.db") as store`, also with PostgreSQL and `async with`.
+
+    A search returns the items that were put last first, as LangGraph's stores on databases do.
 
     Values are JSON objects. Times, UUIDs, enums and dataclasses are stored as LangGraph's own stores do: as text and
     objects. The `query` of a search has no effect, as in any LangGraph store without an index.
@@ -205,7 +148,7 @@ class Store(DatabaseClient, BaseStore):
 
     def _rows(self, connection: Connection, where: ColumnElement[bool]) -> list[Row[Any]]:
         fresh = or_(items.c.expires_at.is_(None), items.c.expires_at > self._clock())
-        query = select(items).where(where, fresh).order_by(items.c.updated_at, items.c.key)
+        query = select(items).where(where, fresh).order_by(items.c.updated_at.desc(), items.c.key)
         return list(connection.execute(query))
 
     def _refresh(self, connection: Connection, rows: Iterable[Row[Any]]) -> None:
@@ -236,13 +179,11 @@ class Store(DatabaseClient, BaseStore):
         if op.value is None:
             connection.execute(items.delete().where(_at(op.namespace, op.key)))
             return
-        if not isinstance(op.value, Mapping):
-            raise TypeError(f"the value of {op.key!r} is a {type(op.value).__name__}: a store keeps JSON objects")
         now = self._clock()
         row = {
             "prefix": _name(op.namespace),
             "key": op.key,
-            "value": json.dumps(op.value, default=_plain),
+            "value": _written_value(op.key, op.value),
             "created_at": now,
             "updated_at": now,
             "ttl": op.ttl,
@@ -254,21 +195,36 @@ class Store(DatabaseClient, BaseStore):
 
 
 def _validate(op: Op) -> None:
-    """Raise `InvalidNamespaceError` for what no store of LangGraph's takes: two namespaces would have one name."""
+    """Raise `InvalidNamespaceError` for what no store of LangGraph's takes: two namespaces would have one name. Raise
+    `ValueError` for an operation, a TTL or a condition of no known kind."""
     spaces: list[tuple[Any, ...]]
     match op:
         case GetOp() | PutOp():
             spaces = [op.namespace]
+            if isinstance(op, PutOp) and op.ttl is not None:
+                _validate_ttl(op.ttl)
         case SearchOp():
             spaces = [op.namespace_prefix]
-        case _:
+        case ListNamespacesOp():
+            for condition in op.match_conditions or ():
+                if condition.match_type not in ("prefix", "suffix"):
+                    raise ValueError(f"unknown match type {condition.match_type!r}: use 'prefix' or 'suffix'")
             spaces = [condition.path for condition in op.match_conditions or ()]
+        case _:
+            raise ValueError(f"unknown operation of type {type(op).__name__}: a store gets, puts, searches and lists")
     for space in spaces:
         for label in space:
             if not isinstance(label, str) or not label or "." in label or "\0" in label:
                 raise InvalidNamespaceError(
                     f"namespace {space!r}: its label {label!r} must be text without dots or NUL, and not empty"
                 )
+
+
+def _validate_ttl(minutes: Any) -> None:
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float):
+        raise TypeError(f"the ttl {minutes!r} is not a number of minutes")
+    if not math.isfinite(minutes):
+        raise ValueError(f"the ttl {minutes} is not a finite number of minutes: for no end, use None")
 
 
 def _name(namespace: tuple[str, ...]) -> str:
@@ -278,6 +234,15 @@ def _name(namespace: tuple[str, ...]) -> str:
 
 def _space(name: str) -> tuple[str, ...]:
     return tuple(name.split(".")) if name else ()
+
+
+def _written_value(key: str, value: Any) -> str:
+    """Return the JSON of a value: of whatever `dict` makes an object of, as in LangGraph's stores."""
+    try:
+        fields = value if isinstance(value, dict) else dict(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"the value of {key!r} is a {type(value).__name__}: a store keeps JSON objects") from error
+    return json.dumps(fields, default=_plain)
 
 
 def _plain(value: Any) -> Any:

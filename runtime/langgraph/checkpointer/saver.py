@@ -30,7 +30,6 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
-    get_checkpoint_id,
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -203,21 +202,21 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
     ) -> tuple[CheckpointPlace, Callable[[Connection], None]]:
         """Serialise a checkpoint now, since the caller may change its objects afterwards, and return what writes
         it."""
-        place = CheckpointPlace.of(config)
+        place = CheckpointPlace.of(config, "checkpoint_ns")
         channels = {name: self._serialised(value, name) for name, value in checkpoint["channel_values"].items()}
         full = get_checkpoint_metadata(config, metadata)
         body = self._serialised([{**checkpoint, "channel_values": {}}, full])
         run = full.get("run_id")
 
         def work(connection: Connection) -> None:
-            self._writes.put_checkpoint(connection, place, checkpoint["id"], channels, body, run)
+            self._writes.put_checkpoint(connection, place, str(checkpoint["id"]), channels, body, run)
 
         return place, work
 
     def _writing(
         self, config: RunnableConfig, given: Sequence[tuple[str, Any]], task: str, path: str
     ) -> tuple[bool, Callable[[Connection], None]]:
-        place = CheckpointPlace.of(config)
+        place, task = CheckpointPlace.of(config, "checkpoint_ns", "checkpoint_id"), str(task)
         new = [(WRITES_IDX_MAP.get(ch, at), ch, self._serialised(value, ch)) for at, (ch, value) in enumerate(given)]
 
         def work(connection: Connection) -> None:
@@ -234,7 +233,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
         self._writer.drain()
         with self._reading() as connection, looking(connection):
             found, newest = checkpoint_reader.one(
-                connection, self._statements, at, get_checkpoint_id(config) or None, self.serde
+                connection, self._statements, at, place.checkpoint or None, self.serde
             )
         if newest is not None:
             advance_ids_past(newest)

@@ -135,6 +135,16 @@ def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
     return patch_config(config, callbacks=mine)
 
 
+def _refuse_outside(node: str, error: BaseException) -> None:
+    """Raise `RuntimeError`, as LangGraph does, where a node that runs outside of its graph asked its config for what
+    only a run has."""
+    if isinstance(error, KeyError) and str(error.args[:1]).startswith("('__pregel_"):
+        raise RuntimeError(
+            f"node {node!r} runs outside of its graph, where `interrupt`, `get_store` and `get_stream_writer` have "
+            "no run: invoke the app"
+        ) from error
+
+
 Writes = list[tuple[str, Any]]
 
 
@@ -206,6 +216,7 @@ class WorldNode(Runnable[Any, Any]):
                 return self._run_task(reading, input, config, kwargs, streamed=False)
         except BaseException as error:
             outcome = error
+            _refuse_outside(self.name, error)
             raise
         finally:
             self.session.portal.wait(self.session.end(reading.invocation, outcome))
@@ -249,6 +260,7 @@ class WorldNode(Runnable[Any, Any]):
                 return await self._arun_task(reading, input, config, kwargs, streamed=False)
         except BaseException as error:
             outcome = error
+            _refuse_outside(self.name, error)
             raise
         finally:
             await self.session.portal.cross(self.session.end(reading.invocation, outcome))

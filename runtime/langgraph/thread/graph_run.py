@@ -165,8 +165,8 @@ class GraphRun:
         node's code, "" if the plan does not have the node."""
         found = self._planned.get((task.node, task.inner))
         if found is None:
-            step = None if task.inner else self.plan.step(task.node)
-            op = self.plan.catch_all if task.inner else self._runs.get(task.node, self.plan.catch_all)
+            step, op = (None, None) if task.inner else (self.plan.step(task.node), self._runs.get(task.node))
+            op = self.plan.catch_all if op is None else op
             found = self._planned[task.node, task.inner] = op, "" if step is None else step.code_digest
         return found
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
+import signal
 import threading
-from collections.abc import Callable
+import time
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
 from uuid import UUID
 
 import postgres
@@ -21,7 +30,7 @@ from langgraph.store.base import (
     SearchOp,
 )
 from langgraph.store.memory import InMemoryStore
-from sqlalchemy import Connection
+from sqlalchemy import Connection, QueuePool
 
 from ramify.graph import Cache, Saver, Store
 
@@ -44,7 +53,7 @@ ASK: list[Callable[[BaseStore], Any]] = [
     lambda s: s.get(("users", "ann"), "food"),
     lambda s: s.get(("users", "ann"), "nothing"),
     lambda s: s.search(("users",)),
-    lambda s: s.search(("users", "ann"), limit=1, offset=1),
+    lambda s: s.search(("users", "bob"), limit=1),
     lambda s: s.search(("users",), filter={"likes": "plums"}),
     lambda s: s.search(("users",), filter={"rank": {"$gte": 3, "$lt": 7}}),
     lambda s: s.search((), filter={"deep": {"n": {"$gt": 1}}}),
@@ -134,10 +143,57 @@ def test_values_outside_json_are_stored_as_in_langgraphs_store(address: str) -> 
         assert found.value == {"at": at.isoformat(), "id": str(id), "deep": [{"at": at.isoformat()}]}
 
 
+@dataclass
+class Fields:
+    """Not a mapping, but `dict` makes one of it, as of pydantic models."""
+
+    a: int
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        yield from vars(self).items()
+
+
+@pytest.mark.parametrize("value", [MappingProxyType({"a": 1}), UserDict({"a": 1}), Fields(1), [("a", 1)]])
+def test_a_value_is_whatever_dict_takes(address: str, value: Any) -> None:
+    with Store.open(address) as store:
+        store.put(("n",), "k", value)
+        assert plain(store.get(("n",), "k")) == (("n",), "k", {"a": 1})
+
+
+def test_what_was_put_last_comes_first(address: str) -> None:
+    """As in LangGraph's stores on databases: who asks for ten memories gets the newest ten."""
+    now = itertools.count(1000)
+    with Store.open(address, clock=lambda: next(now)) as store:
+        for key in "abcd":
+            store.put(("n",), key, {"v": key})
+        store.put(("n",), "b", {"v": "again"})
+        assert [item.key for item in store.search(("n",))] == ["b", "d", "c", "a"]
+        assert [item.key for item in store.search(("n",), limit=2, offset=1)] == ["d", "c"]
+
+
+def test_what_is_of_no_known_kind_is_refused(address: str) -> None:
+    infix: Any = MatchCondition(match_type="infix", path=("n",))  # type: ignore[arg-type]
+    unknown: Any = "get"
+    with Store.open(address) as store:
+        for op, error, said in (
+            (unknown, ValueError, "unknown operation of type str"),
+            (ListNamespacesOp((infix,)), ValueError, "unknown match type 'infix'"),
+            (PutOp(("n",), "k", {}, ttl=math.nan), ValueError, "not a finite number"),
+            (PutOp(("n",), "k", {}, ttl=math.inf), ValueError, "use None"),
+            (PutOp(("n",), "k", {}, ttl=cast(float, "5")), TypeError, "not a number of minutes"),
+        ):
+            with pytest.raises(error, match=said):
+                store.batch([PutOp(("n",), "first", {}), op])
+        assert store.search(()) == []
+        odd: Any = {1: 2}
+        assert store.search((), filter=odd) == []
+
+
 def test_what_langgraphs_stores_refuse_is_refused(address: str) -> None:
     with Store.open(address) as store:
-        with pytest.raises(TypeError, match="JSON objects"):
-            store.put(("n",), "k", [1])  # type: ignore[arg-type]
+        for value, kind in (([1], TypeError), ("text", ValueError), (7, TypeError)):
+            with pytest.raises(kind, match="JSON objects"):
+                store.put(("n",), "k", value)  # type: ignore[arg-type]
         for space in (("a.b",), ("a", ""), ("a\0",), ("a", 1)):
             bad: Any = space
             condition = MatchCondition(match_type="prefix", path=bad)
@@ -164,7 +220,7 @@ def test_a_dotted_filter_key_is_a_key_or_a_path(address: str) -> None:
         store.put(("n",), "path", {"a": {"b": {"c": 2}}})
         store.put(("n",), "key", {"a.b": {"c": 3}})
         assert [item.key for item in store.search(("n",), filter={"a.b.c": 2})] == ["path"]
-        assert [item.key for item in store.search(("n",), filter={"a.b": {"c": {"$gt": 1}}})] == ["path", "key"]
+        assert [item.key for item in store.search(("n",), filter={"a.b": {"c": {"$gt": 1}}})] == ["key", "path"]
         assert store.search(("n",), filter={"a.x": 2}) == []
 
 
@@ -218,6 +274,31 @@ def test_a_search_returns_only_its_namespace(address: str) -> None:
         "100%": {("100%", "x")},
         "é": {("é",)},
     }
+
+
+def test_threads_that_write_take_turns(tmp_path: Path) -> None:
+    """Otherwise each would poll for SQLite's lock with a connection of its own, and some for seconds."""
+    with Store.open(tmp_path / "store.db") as store, ThreadPoolExecutor(8) as threads:
+        connected, pool = [], cast(QueuePool, store._engine.pool)
+
+        def work(connection: Connection) -> None:
+            time.sleep(0.002)  # the others come
+            connected.append(pool.checkedout())
+
+        for done in [threads.submit(store._written, work) for _ in range(32)]:
+            done.result(60)
+    assert connected == [1] * 32
+
+
+def test_a_forked_child_writes_though_another_thread_was_writing(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        with store._turn():
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                with store._turn():
+                    os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.postgres

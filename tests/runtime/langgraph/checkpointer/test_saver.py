@@ -423,6 +423,7 @@ def test_a_prune_and_a_fork_end_where_parents_form_a_cycle(saver: Saver) -> None
 
 async def test_a_dotted_filter_key_names_metadata_inside(saver: Saver) -> None:
     await saver.setup()
-    saver.put(CONFIG, empty_checkpoint(), {"user": {"access-level": "nested"}}, {})  # type: ignore[typeddict-unknown-key]
+    metadata: Any = {"user": {"access-level": "nested"}}
+    saver.put({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}, empty_checkpoint(), metadata, {})
     assert len(list(saver.list(None, filter={"user.access-level": "nested"}))) == 1
     assert not list(saver.list(None, filter={"user.name": "nested"}))

@@ -7,7 +7,9 @@ from typing import Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_store, get_stream_writer
 from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 
 from ramify import Sandbox, SyncSandbox
 from ramify.runtime.records import RunStatus
@@ -69,6 +71,17 @@ async def test_its_error_is_the_callers_and_its_run_has_ended(app: Any, kept: An
         await app.nodes["fail"].ainvoke({})
     app.nodes["upper"].invoke({"text": "a"})
     assert sorted(run.status for run in kept(app).runs) == [RunStatus.DONE, RunStatus.FAILED, RunStatus.FAILED]
+
+
+@pytest.mark.parametrize("asks", [lambda: interrupt("go on?"), get_store, get_stream_writer])
+async def test_what_only_a_run_has_is_refused(asks: Any, compile_graph: Any) -> None:
+    """As in LangGraph."""
+    graph = StateGraph(State).add_node("ask", lambda state: {"text": str(asks())}).add_edge(START, "ask")
+    for app in (compile_graph(graph), graph.compile()):
+        with pytest.raises(RuntimeError):
+            app.nodes["ask"].invoke({})
+        with pytest.raises(RuntimeError):
+            await app.nodes["ask"].ainvoke({})
 
 
 async def test_a_drawing_shows_the_users_nodes(app: Any) -> None:
