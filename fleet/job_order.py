@@ -22,7 +22,7 @@ waits for that node.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,8 +162,10 @@ class JobOrder:
         fits: Mapping[Group, Sequence[Member[Any]]],
         members: Sequence[Member[Any]],
         now: float,
+        ready: Set[Group],
     ) -> int:
-        """The position of what gets a slot of `member`. fits: the nodes that suit a group."""
+        """The position of what gets a slot of `member`. fits: the nodes that suit a group. ready: the groups, at
+        least one, for which `member` has room now."""
         rates, atom = _rates(members, fits, member)
         asks = _by_job(waiting, member, now)
         many = len({one.oldest.asked.job for one in asks if one.oldest.asked.job} | self._holders())
@@ -174,7 +176,7 @@ class JobOrder:
         if self._tiers is not None:
             tiers = self._tiers
             ranked.sort(key=lambda one: not tiers.accepts(one.oldest.asked.job, member.node.id))
-        return ranked[0].best
+        return next(one.best for one in ranked if one.oldest.group in ready)
 
     def _request(self, id: str, one: _Asking, slots: int, many: int, now: float) -> Request:
         """slots: of the nodes that suit it. many: jobs at this time."""
