@@ -61,6 +61,9 @@ FIFO = "fifo"
 FAIRNESS = {"price": 2.0, "venn": 0.0}
 """The rules that know fairness, and its default."""
 
+MOST_FAIRNESS = 16.0
+"""It is an exponent of times, and a power that no float holds would end the queue."""
+
 RULES: Mapping[str, Callable[[float, random.Random], Matching]] = {
     "price": lambda fairness, _: ScarcityPriced(fairness),
     "venn": lambda fairness, _: Venn(fairness),
@@ -74,8 +77,8 @@ def order_of(matching: str, fairness: float | None, source: random.Random) -> Jo
     is no such rule, or if it knows no fairness."""
     if matching not in (*RULES, FIFO):
         raise ValueError(f"matching={matching!r}: one of {', '.join(sorted([*RULES, FIFO]))}")
-    if fairness is not None and (matching not in FAIRNESS or fairness < 0):
-        raise ValueError(f"fairness={fairness:g}: 0 or more, for {' and '.join(FAIRNESS)}")
+    if fairness is not None and (matching not in FAIRNESS or not 0 <= fairness <= MOST_FAIRNESS):
+        raise ValueError(f"fairness={fairness:g}: 0 to {MOST_FAIRNESS:g}, for {' and '.join(FAIRNESS)}")
     if matching == FIFO:
         return None
     tiers = NodeTiers(_TIERS, source) if matching == "venn" else None
