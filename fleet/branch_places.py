@@ -36,8 +36,8 @@ class BranchPlaces:
     """The places for one run (`Places`). On one event loop.
 
     sandbox: the name of its backend. here: the node that works on the run, if that is one of the fleet. lends: the
-    run has a slot of that node, which a step may use, because the run waits for its branches. job: that
-    the run is part of; by default the run.
+    run has a slot of that node, which a step may use, because the run waits for its branches. needs: of the run, and
+    so of its steps. job: that the run is part of; by default the run.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class BranchPlaces:
         *,
         here: NodeId | None,
         lends: bool = False,
+        needs: Needs = Needs(),  # noqa: B008
         job: JobId = NO_JOB,
     ) -> None:
         self.nodes, self.runtime, self.run, self.sandbox, self._here = nodes, runtime, run, sandbox, here
         self._own = asyncio.Semaphore(1) if lends else None
-        self._job = job or JobId(run)
+        self._needs, self._job = needs, job or JobId(run)
         self.refusal = f"no node can take a branch of run {run}. `ramify resume {run}` continues it:"
         self.died: dict[str, list[str]] = {}  # nodes, by the key of the step that they worked on
         self._where: dict[BranchPath, NodeId] = {}
@@ -71,7 +72,7 @@ class BranchPlaces:
     async def place(self, branch: BranchPath, state: SnapshotId | None) -> AsyncIterator[Place | None]:
         asked = Asked(
             self.sandbox,
-            Needs(),
+            self._needs,
             state or _NO_STATE,
             self._near(branch),
             stays=branch in self._bound,

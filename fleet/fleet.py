@@ -53,9 +53,10 @@ class Fleet:
     runtime: open, with `database` on a PostgreSQL server (or a file, while all nodes are on this machine) and with
     `remote`. address: "auto" or HOST:PORT of Ray's head, if this machine is a node of the cluster; ray://HOST:10001,
     the head's port for clients, if it is not. runs_per_node: by default as many as Ray says the node has CPUs; a node
-    without CPUs takes none. patience: for how long a run waits for a node that can take it, if there is none.
-    observer: called with each event; what it raises is for the exception handler of the event loop. matching: which
-    job gets a slot that several wait for: "price", "venn", "srsf", "fifo" or "random" (docs/how-to/match-jobs.md).
+    without CPUs takes none. patience: for how long a run waits for a node that can take it, if there is no node, or
+    the last one that could take it is gone. observer: called with each event; what it raises is for the exception
+    handler of the event loop. matching: which job gets a slot that several wait for: "price", "venn", "srsf", "fifo"
+    or "random" (docs/how-to/match-jobs.md).
     fairness: how soon "price" and "venn" serve a job that has waited for longer than its share; 0: never for that.
     random: the source of "random" and "venn".
 
@@ -267,7 +268,14 @@ class Fleet:
     async def _at(self, member: Member[RayHost], run: RunId, asked: Asked, refusal: str) -> Ended:
         working = asyncio.ensure_future(member.host.go_on(run, asked.sandbox, member.node.name, self.slots))
         places = BranchPlaces(
-            self._nodes, self.runtime, run, asked.sandbox, here=member.node.id, lends=True, job=asked.job
+            self._nodes,
+            self.runtime,
+            run,
+            asked.sandbox,
+            here=member.node.id,
+            lends=True,
+            needs=asked.needs,
+            job=asked.job,
         )
         serving = asyncio.create_task(BranchErrands(places, member.host).serve(working))
         relaying = asyncio.create_task(self._relay(member, run, working))

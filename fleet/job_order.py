@@ -22,7 +22,7 @@ waits for that node.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,9 @@ FIFO = "fifo"
 FAIRNESS = {"price": 2.0, "venn": 0.0}
 """The rules that know fairness, and its default."""
 
+MOST_FAIRNESS = 16.0
+"""It is an exponent of times, and a power that no float holds would end the queue."""
+
 RULES: Mapping[str, Callable[[float, random.Random], Matching]] = {
     "price": lambda fairness, _: ScarcityPriced(fairness),
     "venn": lambda fairness, _: Venn(fairness),
@@ -74,8 +77,8 @@ def order_of(matching: str, fairness: float | None, source: random.Random) -> Jo
     is no such rule, or if it knows no fairness."""
     if matching not in (*RULES, FIFO):
         raise ValueError(f"matching={matching!r}: one of {', '.join(sorted([*RULES, FIFO]))}")
-    if fairness is not None and (matching not in FAIRNESS or fairness < 0):
-        raise ValueError(f"fairness={fairness:g}: 0 or more, for {' and '.join(FAIRNESS)}")
+    if fairness is not None and (matching not in FAIRNESS or not 0 <= fairness <= MOST_FAIRNESS):
+        raise ValueError(f"fairness={fairness:g}: 0 to {MOST_FAIRNESS:g}, for {' and '.join(FAIRNESS)}")
     if matching == FIFO:
         return None
     tiers = NodeTiers(_TIERS, source) if matching == "venn" else None
@@ -162,8 +165,10 @@ class JobOrder:
         fits: Mapping[Group, Sequence[Member[Any]]],
         members: Sequence[Member[Any]],
         now: float,
+        ready: Set[Group],
     ) -> int:
-        """The position of what gets a slot of `member`. fits: the nodes that suit a group."""
+        """The position of what gets a slot of `member`. fits: the nodes that suit a group. ready: the groups, at
+        least one, for which `member` has room now."""
         rates, atom = _rates(members, fits, member)
         asks = _by_job(waiting, member, now)
         many = len({one.oldest.asked.job for one in asks if one.oldest.asked.job} | self._holders())
@@ -174,7 +179,7 @@ class JobOrder:
         if self._tiers is not None:
             tiers = self._tiers
             ranked.sort(key=lambda one: not tiers.accepts(one.oldest.asked.job, member.node.id))
-        return ranked[0].best
+        return next(one.best for one in ranked if one.oldest.group in ready)
 
     def _request(self, id: str, one: _Asking, slots: int, many: int, now: float) -> Request:
         """slots: of the nodes that suit it. many: jobs at this time."""

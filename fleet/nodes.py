@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -23,6 +24,10 @@ Answer = TypeVar("Answer")
 
 LOOK_S = 1.0
 """Seconds between two looks at the nodes of the cluster."""
+
+AGAIN_S, LONGEST_AGAIN_S = 10.0, 600.0
+"""Seconds after which a node that could not be used is tried again: at first, and at most. Each pause is twice as
+long as the one before."""
 
 MOST_DEATHS = 3
 """Nodes that may die, one after the other, while they work on the same thing, which may be what kills them."""
@@ -48,6 +53,7 @@ class FleetNodes:
         self._slots, self._patience_s, self._observer = slots, patience_s, observer
         self._known: dict[NodeId, asyncio.Task[None]] = {}  # joins, ended or not
         self._refused: dict[str, str] = {}
+        self._again: dict[NodeId, tuple[float, float]] = {}  # when a refused node is tried again, and the pause
         self._closed = False
         self._head_lost = asyncio.Event()
 
@@ -72,8 +78,8 @@ class FleetNodes:
 
     async def place(self, asked: Asked, refusal: str) -> Slot[RayHost]:
         """Wait for a slot of a node and take it; `queue.release` gives it back. Raises an error that begins with
-        `refusal`: `NoFitNode` if the nodes of the fleet cannot take it, or if there was none for too long;
-        `FleetClosed`; `ClusterUnreachable`."""
+        `refusal`: `NoFitNode` if the nodes of the fleet cannot take it, or if the last one that could is gone for too
+        long, or if there was none for too long; `FleetClosed`; `ClusterUnreachable`."""
         self.check_open(refusal)
         placing, now = self.queue.ask(asked), asyncio.get_running_loop().time
         until = now() + self._patience_s
@@ -82,7 +88,7 @@ class FleetNodes:
                 self.check_open(refusal)
                 if self.queue.can_ever_place(asked):
                     until = now() + self._patience_s
-                elif self.queue.members or now() >= until:
+                elif now() >= until or (self.queue.members and not self._may_come_back(asked)):
                     raise NoFitNode(refusal, reasons={**self._refused, **self.queue.reasons(asked)})
                 await asyncio.wait({placing}, timeout=LOOK_S)
             return placing.result()
@@ -91,6 +97,10 @@ class FleetNodes:
                 self.queue.release(placing.result())
             placing.cancel()
             raise
+
+    def _may_come_back(self, asked: Asked) -> bool:
+        """Whether a node that could take it went a short time ago. Another may take its place."""
+        return self.queue.lately_could_place(asked, self._patience_s)
 
     async def answer(self, working: asyncio.Future[Answer], refusal: str) -> Answer:
         """Wait for what a node does. Raises what it raises, and `ClusterUnreachable`, which begins with `refusal`."""
@@ -147,13 +157,17 @@ class FleetNodes:
             listing.cancel()
 
     def _take_in(self, nodes: Mapping[NodeId, Node]) -> None:
+        now = asyncio.get_running_loop().time()
         for node in nodes.values():
+            if self._again.get(node.id, (inf, 0.0))[0] <= now and self._known[node.id].done():
+                del self._known[node.id]
             self._join_soon(node)
         for member in [one for one in self.queue.members if one.node.id not in nodes and not one.taken]:
             self.queue.remove(member)
             self.emit(NodeLost(member.node.name, "it left the cluster"))
         for id in self._known.keys() - nodes.keys():
             self._known.pop(id).cancel()
+            self._again.pop(id, None)
         names = {node.name for node in nodes.values()}
         self._refused = {name: why for name, why in self._refused.items() if name in names}
 
@@ -183,32 +197,30 @@ class FleetNodes:
         if not slots:
             self._refuse(node, "it has no CPUs for Ray")
             return
+        host: RayHost | None = None
         try:
             host = await self._cluster.start_host(node)
-        except ClusterUnreachable as error:
-            self._refuse(node, str(error))
-            return
-        try:
             asked_at = time.time()
             facts = checked(node, await host.describe(), asked_at)
             if (failed := await host.open(self._shared, self._sandbox, node.name)) is not None:
                 raise rebuilt(failed, node.name)
-        except HostDied as error:
-            self._refuse(node, why_not_started(str(error)))
-        except NodeUnfit as error:
-            self._refuse(node, error.reason)
-            await host.kill()
-        except Exception as error:  # noqa: BLE001  # of its database, its bucket or its home
-            self._refuse(node, f"{type(error).__name__}: {error}")
-            await host.kill()
+        except Exception as error:  # noqa: BLE001  # of Ray, of the node's database, its bucket or its home
+            self._refuse(node, _why(error))
+            if host is not None:
+                await host.kill()
         else:
             self._refused.pop(node.name, None)
+            self._again.pop(node.id, None)
             self.queue.add(Member(node, facts, host, slots))
             self.emit(NodeJoined(node.name, slots))
 
     def _refuse(self, node: Node, reason: str) -> None:
-        self._refused[node.name] = reason
-        self.emit(NodeRefused(node.name, reason))
+        """Note, and tell if it is news, why a node is not used. It is tried again later."""
+        pause = min(2 * self._again.get(node.id, (0.0, AGAIN_S / 2))[1], LONGEST_AGAIN_S)
+        self._again[node.id] = (asyncio.get_running_loop().time() + pause, pause)
+        if self._refused.get(node.name) != reason:
+            self._refused[node.name] = reason
+            self.emit(NodeRefused(node.name, reason))
 
     async def _close_hosts(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -225,6 +237,18 @@ class FleetNodes:
         first = next((one for one in errors if one is not None), None)
         if error is None and first is not None:
             raise first
+
+
+def _why(error: Exception) -> str:
+    """Why a node is not used, given what its start raised."""
+    match error:
+        case NodeUnfit():
+            return error.reason
+        case HostDied():
+            return why_not_started(str(error))
+        case ClusterUnreachable():
+            return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 async def _closed(member: Member[RayHost]) -> BaseException | None:

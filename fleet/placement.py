@@ -7,7 +7,8 @@ its state is, if a slot is free there, and stays where it lives. `slot_queue` sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,11 +21,16 @@ Host = TypeVar("Host")
 NO_JOB = JobId("")
 """What asks is a job by itself."""
 
+_PARTS = 10_000
+"""Parts of a resource that are counted, as in Ray."""
+
+_MEMORY = "bytes of the machine"
+
 
 @dataclass(eq=False, slots=True)
 class Member(Generic[Host]):
     """A node that works for the fleet. slots: runs that it takes at the same time. has: states that it was sent.
-    layers: that its home had, or that it was sent."""
+    layers: that its home had, or that it was sent. used: what these runs need, of its resources and its memory."""
 
     node: Node
     facts: HostFacts
@@ -33,6 +39,7 @@ class Member(Generic[Host]):
     taken: int = 0
     has: set[SnapshotId] = field(default_factory=set)
     layers: set[str] = field(default_factory=set)
+    used: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.layers |= self.facts.layers
@@ -48,11 +55,29 @@ class Member(Generic[Host]):
             return 1.0
         return len(asked.layers & self.layers) / len(asked.layers) if asked.layers else 0.0
 
+    def has_room(self, asked: Asked) -> bool:
+        """Whether a node that suits it has a free slot for it, and as much as it needs."""
+        if self.taken >= self.slots:
+            return False
+        there = amounts(self.node.resources, self.facts.memory)
+        return all(self.used[name] + amount <= there[name] for name, amount in asked.amounts.items())
+
+    def missing(self, asked: Asked) -> float:
+        """Of what it needs, the largest share that others hold."""
+        there = amounts(self.node.resources, self.facts.memory)
+        return max(1 - (there[name] - self.used[name]) / amount for name, amount in asked.amounts.items())
+
     def sent(self, asked: Asked) -> None:
         """It takes the run or command, and so gets the state."""
         self.taken += 1
+        self.used.update(asked.amounts)
         self.has.add(asked.base)
         self.layers |= asked.layers
+
+    def ended(self, asked: Asked) -> None:
+        """The run or command gives back its slot."""
+        self.taken -= 1
+        self.used.subtract(asked.amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +98,16 @@ class Asked:
     returns: bool = False
 
     @property
+    def amounts(self) -> Counter[str]:
+        """What it holds beside a slot."""
+        return amounts(self.needs.resources, self.needs.memory)
+
+    @property
     def group(self) -> Group:
         """Names its requirement: the same nodes suit all that have the same one."""
-        resources = ",".join(f"{name}={amount:g}" for name, amount in sorted(self.needs.resources.items()))
+        resources = sorted((name, float(amount)) for name, amount in self.needs.resources.items())
         there = self.near if self.stays else ""
-        return Group(f"{self.sandbox}|{self.needs.memory}|{self.needs.criu}|{resources}|{there}")
+        return Group(repr((self.sandbox, self.needs.memory, self.needs.criu, resources, there)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,6 +117,12 @@ class Slot(Generic[Host]):
     member: Member[Host]
     asked: Asked
     since: float
+
+
+def amounts(resources: Mapping[str, float], memory: int) -> Counter[str]:
+    """The parts of resources, and bytes of memory, by name; without those of which there is nothing."""
+    parts = {name: round(amount * _PARTS) for name, amount in resources.items()}
+    return +Counter({**parts, _MEMORY: memory})
 
 
 def unfit(node: Node, facts: HostFacts, asked: Asked) -> str:
@@ -115,7 +151,7 @@ def fitting(members: Iterable[Member[Host]], asked: Asked) -> list[Member[Host]]
 def choose(members: Iterable[Member[Host]], asked: Asked) -> Member[Host] | None:
     """The node for a run or a command, or None if it has to wait. Among equals one that others need less: it has
     fewer resources."""
-    able = [one for one in fitting(members, asked) if one.taken < one.slots]
+    able = [one for one in fitting(members, asked) if one.has_room(asked)]
 
     def rank(one: Member[Host]) -> tuple[bool, float, float, int]:
         return one.node.id == asked.near, one.free, one.share_of(asked), -len(one.node.resources)

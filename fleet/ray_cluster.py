@@ -1,4 +1,5 @@
-"""Ray, as far as a fleet uses it: the nodes of a cluster, and one actor on each. The only module that imports Ray.
+"""Ray, as far as a fleet uses it: the nodes of a cluster, and one actor on each. Only this module and
+`ray_connection` import Ray.
 
 A program on a node of the cluster belongs to it. A program outside (ray://) is a client: a server on the head makes
 its calls, so values pass through the head, and the program is on no node.
@@ -7,19 +8,17 @@ its calls, so values pass through the head, and the program is on no node.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
-from urllib.parse import urlsplit
 
 import ramify
-from ramify.fleet.errors import ClusterUnreachable, RayMissing
-from ramify.fleet.ray_host import REACH_S, ActorInside, ActorThroughClient, RayHost, check_head
+from ramify.fleet.errors import ClusterUnreachable
+from ramify.fleet.ray_connection import CLIENT, RayConnection
+from ramify.fleet.ray_host import ActorInside, ActorThroughClient, RayHost, check_head
 from ramify.fleet.run_host import RunHost
 from ramify.fleet.types import Node, NodeId
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
@@ -34,9 +33,6 @@ RAY_ENDS_S = 60.0
 
 _RAY_ENDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
-CLIENT = "ray://"
-CLIENT_PORT = 10001
-
 CLIENT_ENDS_S = 30.0
 """Seconds for which Ray's client tries to reach a head again, by default. After as long the head ends what works for
 a client that is away."""
@@ -44,35 +40,25 @@ a client that is away."""
 _CLIENT_ENDS = "RAY_CLIENT_RECONNECT_GRACE_PERIOD"
 _LEAST_SILENCE_S = 5.0
 
-_STARTS_CLUSTER = "`ray start --head` starts a cluster and prints its address"
-_STARTS_SERVER = (
-    "A head listens for clients there if it has `ramify[ray]` and was started with `ray start --head "
-    f"--ray-client-server-port=PORT` (by default {CLIENT_PORT})"
-)
 _LEAVE_S = 10.0
-_TRIES = 3
 
 
 class RayCluster:
     """An async context manager: a connection to a running cluster.
 
     address: "auto" for the cluster that this machine belongs to, HOST:PORT of the head, or ray://HOST:PORT of the
-    server for clients on the head. A process has at most one connection; if it has one already, that one is used, and
-    it stays.
+    server for clients on the head. A process has at most one connection. If it has one already, that one is used, and
+    must be to this address; if the program made it, it stays.
 
     Entering raises `RayMissing` and `ClusterUnreachable`.
-
-    is_outside: whether this process is a client of the cluster, and on no node of it.
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._is_ours = False
-        self.is_outside = False
+        self._connection = RayConnection(address)
 
     async def __aenter__(self) -> Self:
         try:
-            await finish_before_cancelling(asyncio.to_thread(self._connect))
+            await finish_before_cancelling(asyncio.to_thread(self._connection.open))
         except asyncio.CancelledError:
             await self._disconnect()
             raise
@@ -82,6 +68,11 @@ class RayCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._disconnect()
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this process is a client of the cluster, and on no node of it."""
+        return self._connection.is_outside
 
     @property
     def silence_s(self) -> float:
@@ -112,69 +103,18 @@ class RayCluster:
         return RayHost(self._ray, await asyncio.to_thread(self._start, node))
 
     async def _disconnect(self) -> None:
-        if not self._is_ours:
-            return
-        leaving = _in_own_thread(self._ray.shutdown)
+        leaving = _in_own_thread(self._connection.close)
         if self.is_outside:  # a client whose head is gone may wait for it for minutes
             leaving = asyncio.wait_for(leaving, _LEAVE_S)
         with suppress(TimeoutError):
             await finish_before_cancelling(leaving)
-        _let_print(self._ray, True)
 
-    def _connect(self) -> None:
-        try:
-            import ray
-        except ModuleNotFoundError as error:
-            if error.name != "ray":
-                raise
-            raise RayMissing(
-                "Ray is not installed: `pip install 'ramify[ray]'`, on this and every node, with the same version of "
-                "Ramify, Ray and Python"
-            ) from None
-        self._ray = ray
-        named = self._address
-        if named == "auto":
-            named = os.environ.get("RAY_ADDRESS", named)
-        if ray.is_initialized():
-            self.is_outside = ray.util.client.ray.is_connected()
-            return
-        self.is_outside = named.startswith(CLIENT)
-        if not self.is_outside and "://" in named:
-            raise ClusterUnreachable(
-                f'{named!r} is not the address of a cluster: name "auto", HOST:PORT of its head, or '
-                f"{CLIENT}HOST:{CLIENT_PORT}"
-            )
-        if self.is_outside:
-            _reach(_server_for_clients(named), f"{named!r} cannot be used: ", _STARTS_SERVER)
-        else:
-            _reach(named, "", _STARTS_CLUSTER)
-        log = logging.getLogger("ray._private.worker")
-        log.addFilter(_not_of_signals)
-        try:
-            self._init(named)
-        except Exception as error:  # ConnectionError, RuntimeError, ValueError, by what is wrong
-            who = "this program needs" if self.is_outside else "this machine must be one of its nodes, with"
-            raise ClusterUnreachable(
-                f"the Ray cluster {named!r} cannot be used: {str(error).strip()}. `ray start --head` starts one; "
-                f"{who} the same versions of Ray and Python"
-            ) from error
-        finally:
-            log.removeFilter(_not_of_signals)
-        self._is_ours = True
-        _let_print(ray, False)
-
-    def _init(self, address: str) -> None:
-        for left in reversed(range(_TRIES)):
-            try:
-                self._ray.init(address, log_to_driver=False, configure_logging=False)
-                return
-            except ConnectionAbortedError:  # the head forks a process for each client, and that may fail
-                if not left:
-                    raise
+    @property
+    def _ray(self) -> Any:
+        return self._connection.ray
 
     def _nodes(self) -> list[Node]:
-        if not self.is_outside:
-            check_head(self._ray)
+        check_head(self._ray, self.is_outside)
         try:
             listed = self._ray.nodes()
         except Exception as error:
@@ -186,6 +126,7 @@ class RayCluster:
         ]
 
     def _start(self, node: Node) -> ActorInside | ActorThroughClient:
+        check_head(self._ray, self.is_outside)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         place = NodeAffinitySchedulingStrategy(node.id, soft=False)
@@ -226,42 +167,3 @@ async def _in_own_thread(work: Callable[[], Result]) -> Result:
 
     threading.Thread(target=do, name="ramify-ray", daemon=True).start()
     return await done
-
-
-def _server_for_clients(address: str) -> str:
-    """HOST:PORT of ray://HOST[:PORT]. Raises `ClusterUnreachable`."""
-    try:
-        named = urlsplit(address)
-        host, port = named.hostname, named.port or CLIENT_PORT
-    except ValueError:
-        host, port = None, 0
-    if not host:
-        raise ClusterUnreachable(f"{address!r} is not an address: {CLIENT}HOST:{CLIENT_PORT}")
-    return f"{host}:{port}"
-
-
-def _reach(address: str, why: str, remedy: str) -> None:
-    """Raises `ClusterUnreachable` if nothing listens there. Ray itself would try for minutes. why, remedy: what the
-    message begins and ends with."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
-        return  # "auto", or something that Ray refuses
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-    except (OSError, OverflowError) as error:
-        raise ClusterUnreachable(
-            f"{why}nothing that can be reached listens at {address}: {error}. {remedy}"
-        ) from None
-
-
-def _let_print(ray: Any, allowed: bool) -> None:
-    """Whether Ray prints the errors of nodes, with the ends of their logs, on the program's stdout: there the result
-    of `ramify run` goes. The fleet's observer is told that a node is lost. Ray has no public way to say this."""
-    if (internal := getattr(ray, "_private", None)) is not None:
-        internal.worker._worker_logs_enabled = allowed
-
-
-def _not_of_signals(record: logging.LogRecord) -> bool:
-    """Leaves out that Ray does not handle SIGTERM: it connects on another thread, so that the program's own handler
-    stays."""
-    return "SIGTERM" not in record.getMessage()

@@ -30,9 +30,23 @@ class HostDied(Exception):
     """The actor, or its node, is gone or cannot be reached."""
 
 
-def check_head(ray: Any) -> None:
-    """Raises `ClusterUnreachable` if the head is away. A call that waits for the head would have Ray end this process
-    after a while, even if it has left the cluster by then."""
+def check_connected(ray: Any) -> None:
+    """Raises `ConnectionError` if the program has left the cluster: for a call, Ray would connect to another cluster,
+    or start one."""
+    if not ray.is_initialized():
+        raise ConnectionError("this program is not connected to the Ray cluster any more")
+
+
+def check_head(ray: Any, outside: bool) -> None:
+    """Raises `ClusterUnreachable` if the program has left the cluster, or the head is away. A call that waits for the
+    head would have Ray end this process after a while, even if it has left the cluster by then. outside: this process
+    is a client, which Ray does not end."""
+    try:
+        check_connected(ray)
+    except ConnectionError as error:
+        raise ClusterUnreachable(str(error)) from None
+    if outside:
+        return
     host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
@@ -57,13 +71,14 @@ class ActorInside:
         self._ray, self._actor = module, actor
 
     async def call(self, method: str, *arguments: Any) -> Any:
+        check_connected(self._ray)
         return await getattr(self._actor, method).remote(*arguments)
 
     async def kill(self) -> None:
         await asyncio.to_thread(self._kill)
 
     def _kill(self) -> None:
-        check_head(self._ray)
+        check_head(self._ray, outside=False)
         self._ray.kill(self._actor)
 
 
@@ -80,18 +95,29 @@ class ActorThroughClient:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         def send() -> Future[Any]:
+            check_connected(self._ray)
             sent: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
             return sent
 
-        answer = await asyncio.wrap_future(self._thread.submit(send))
-        # Ray's own thread sets the answer, and fails if it was cancelled
-        return await asyncio.shield(asyncio.wrap_future(answer))
+        answer = asyncio.wrap_future(await asyncio.wrap_future(self._thread.submit(send)))
+        answer.add_done_callback(_seen)
+        return await asyncio.shield(answer)  # Ray's own thread sets it, and fails if it was cancelled
 
     async def kill(self) -> None:
         """Does not wait for long: the actor ends with the connection at the latest."""
-        killing = self._thread.submit(self._ray.kill, self._actor)
-        with suppress(TimeoutError, ConnectionError):
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(killing)), _KILL_S)
+        killing = asyncio.wrap_future(self._thread.submit(self._kill))
+        await asyncio.wait({killing}, timeout=_KILL_S)
+        killing.add_done_callback(_seen)  # the connection may go meanwhile
+
+    def _kill(self) -> None:
+        if self._ray.is_initialized():  # otherwise Ray would connect to another cluster
+            self._ray.kill(self._actor)
+
+
+def _seen(done: asyncio.Future[Any]) -> None:
+    """Asyncio reports the error of a future that nobody has seen, such as that of a cancelled call."""
+    if not done.cancelled():
+        done.exception()
 
 
 class RayHost:

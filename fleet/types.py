@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NewType
 
 from ramify.fork_engine.types import SnapshotId
@@ -79,15 +80,23 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run needs of its node, beside its sandbox backend. Nothing is reserved.
+    """What a run needs of its node, beside its sandbox backend.
 
-    memory: of the machine, in bytes. resources: Ray's, by name, such as {"GPU": 1}. criu: whether processes can be
-    dumped whole.
+    memory: in bytes. resources: Ray's, by name, such as {"GPU": 1}, or {"GPU": 0.5} to share one. criu: whether
+    processes can be dumped whole. What runs and commands of a fleet hold at the same time is no more than their node
+    has. Ray does not count it, nor do other programs.
+
+    Raises ValueError for an amount below 0, or one that is no number.
     """
 
     memory: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
     criu: bool = False
+
+    def __post_init__(self) -> None:
+        for name, amount in {"memory": self.memory, **self.resources}.items():
+            if not 0 <= amount < inf:
+                raise ValueError(f"{name}={amount}: an amount is 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class _Simulation:
         self._time, self._fetch_s = 0.0, fetch_s
         self._queue: SlotQueue[None] = SlotQueue(order, now=lambda: self._time)
         for one in made_of:
-            resources = {"CPU": float(one.slots), **dict.fromkeys(one.has, 1.0)}
+            resources = dict.fromkeys(["CPU", *one.has], float(one.slots))  # so that each slot may use them
             self._queue.add(Member(Node(NodeId(one.name), one.name, resources), FACTS, None, one.slots))
         self._slots = sum(one.slots for one in made_of)
         self._numbers = count()

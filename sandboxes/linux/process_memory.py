@@ -191,25 +191,25 @@ PROTECTABLE = Pages(having=WP_ALLOWED)
 
 
 GROUP_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+    (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""The limit of a control group, what it uses, and which part of that are cached files that the kernel would drop (in
-memory.stat), by version 2 and by version 1."""
+"""The limits of a control group (above one of them the kernel ends processes, or slows them down), what it uses, and
+which part of that are cached files that the kernel would drop (in memory.stat), by version 2 and by version 1."""
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """The least that the machine and the control groups of this process have left."""
-    return max(0, min((total - used for used, total in _limits(proc, groups)), default=0))
+    return max(0, min((total - used for used, total in memory_limits(proc, groups)), default=0))
 
 
 def fullest_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     """Bytes that are used, and all of them: of the machine, or of a control group of this process if less of that is
     free."""
-    return max(_limits(proc, groups), key=lambda limit: limit[0] / max(1, limit[1]))
+    return max(memory_limits(proc, groups), key=lambda limit: limit[0] / max(1, limit[1]))
 
 
-def _limits(proc: Path, groups: Path) -> list[tuple[int, int]]:
+def memory_limits(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[tuple[int, int]]:
     """Used bytes and all bytes, of the machine and of each control group of this process that has a limit."""
     lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
@@ -231,11 +231,19 @@ def _limits(proc: Path, groups: Path) -> list[tuple[int, int]]:
 
 
 def _limit_of(folder: Path) -> list[tuple[int, int]]:
-    for limit, used, cached in GROUP_FILES:
-        with suppress(OSError, ValueError):  # no such group, or "max"
-            total, in_use = int((folder / limit).read_text()), int((folder / used).read_text())
-            return [(in_use - _stated(folder / "memory.stat", cached), total)]
+    """None, or one: the lowest."""
+    for limits, used, cached in GROUP_FILES:
+        totals = [total for name in limits if (total := _number(folder / name)) is not None]
+        if totals and (in_use := _number(folder / used)) is not None:
+            return [(max(0, in_use - _stated(folder / "memory.stat", cached)), min(totals))]
     return []
+
+
+def _number(file: Path) -> int | None:
+    """None: there is no such group, or it says "max"."""
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None
 
 
 def _stated(stat: Path, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -57,6 +58,12 @@ class EngineSpec:
         return {EngineKind.LOCAL: "the embedded model", EngineKind.VLLM: "vLLM"}.get(
             self.kind, wire.redacted(self.url)
         )
+
+
+def ended_early(who: str, status: int, log: Path) -> str:
+    """Why an engine is not there that ended before it was ready."""
+    why = " (SIGKILL: the kernel does so if memory is short)" if status == -signal.SIGKILL else ""
+    return f"{who} ended with status {status}{why} before it was ready; it said last:\n{log_tail(log)}"
 
 
 def log_tail(log: Path) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from ramify.serving.engine.contract import log_tail
+from ramify.serving.engine.contract import ended_early, log_tail
 from ramify.serving.errors import EngineFailed
 from ramify.serving.stall_clock import StallAwareClock
 
@@ -125,9 +125,7 @@ class LocalEngine:
             ) from None
         if not address:
             status = await process.wait()
-            raise EngineFailed(
-                f"the local engine ended with status {status} before it was ready; it said last:\n{log_tail(log)}"
-            )
+            raise EngineFailed(ended_early("the local engine", status, log))
         self.base_url = f"{address}/v1"
 
     async def _stop(self) -> None:

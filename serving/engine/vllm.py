@@ -28,7 +28,7 @@ from typing import Self
 
 import httpx
 
-from ramify.serving.engine.contract import log_tail
+from ramify.serving.engine.contract import ended_early, log_tail
 from ramify.serving.engine.gguf_files import hugging_face_folder
 from ramify.serving.engine.vllm_process import KEY_VARIABLE, MIDDLEWARE
 from ramify.serving.errors import EngineFailed
@@ -207,10 +207,7 @@ class VllmEngine:
             async with StallAwareClock().timeout(self._start_timeout_s):
                 while not await self.healthy():
                     if self._process.returncode is not None:
-                        raise EngineFailed(
-                            f"vLLM ended with status {self._process.returncode} before it was ready; it said last:\n"
-                            f"{log_tail(log)}"
-                        )
+                        raise EngineFailed(ended_early("vLLM", self._process.returncode, log))
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise EngineFailed(

@@ -3,7 +3,8 @@
 Each replica that there may be has its place and its index from the beginning. One that is not needed is *parked*: it
 gets no new calls and finishes those that it has. A parked replica stays loaded, so it can take calls at once; one
 more than are needed is loaded ahead. Parked replicas are ended, the least recently used first, while the host uses
-more than 85 % of its memory. `ramify.serving.scaling.lookahead` decides how many are needed.
+more than 85 % of its memory. Beyond the least number, none is loaded that does not fit: the kernel would end it, or
+another one with its calls. `ramify.serving.scaling.lookahead` decides how many are needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from math import inf
 from typing import Self
 
-from ramify.sandboxes.linux.process_memory import fullest_memory
+from ramify.sandboxes.linux.process_memory import memory_limits
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
@@ -47,7 +48,7 @@ class ElasticReplicas:
 
     engines: one for each replica that there may be. least: how many always take calls.
     replica_bytes: the memory that one more replica may need.
-    memory: bytes of the machine, or of its control group, that are used, and all of them.
+    memory: bytes that are used, and all of them, of the machine and of each control group around this process.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class ElasticReplicas:
         least: int,
         *,
         replica_bytes: int = 0,
-        memory: Callable[[], tuple[int, int]] | None = None,
+        memory: Callable[[], Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         self.engines = tuple(engines)
         self._limits = PoolLimits(least, len(engines), _FIRST_GUESS_S)
         self._bytes = replica_bytes
         self.controller: Controller = Lookahead(len(engines))
-        self._memory = memory or fullest_memory
-        self._memory_seen = (-inf, 0, 0)  # when; bytes used, and all of them
+        self._memory = memory or memory_limits
+        self._memory_seen: tuple[float, Sequence[tuple[int, int]]] = (-inf, ())  # when, and what it said
         self._loaded: set[int] = set()  # engines that are entered
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._ending: dict[int, asyncio.Task[None]] = {}
@@ -161,8 +162,8 @@ class ElasticReplicas:
         """Load as many as are wanted and one more, one at a time; end parked ones while memory is short."""
         if now >= self._memory_seen[0] + _MEMORY_S:
             with contextlib.suppress(OSError):  # no descriptor is left to read it with: what was seen last counts
-                self._memory_seen = (now, *self._memory())
-        _, used, total = self._memory_seen
+                self._memory_seen = (now, self._memory())
+        limits = self._memory_seen[1]
         idle = [
             WarmReplica(str(one.replica.index), _POOL, self._bytes, self._parked_at.get(one.replica.index, 0.0))
             for one in self.engines
@@ -170,13 +171,16 @@ class ElasticReplicas:
         ]
         if self._ending:  # how much memory that frees is not known yet
             return
-        for warm in to_end(idle, used, total)[:1]:
+        tightest = min(limits, key=lambda limit: MOST_MEMORY * limit[1] - limit[0], default=(0, 0))
+        for warm in to_end(idle, *tightest)[:1]:
             self._end(self._by_index(int(warm.id)))
             log("replica_ended", replica=int(warm.id), why="memory")
             return
         unloaded = [one for one in self.engines if one.replica.index not in self._loaded | self._starting.keys()]
         needed = min(wanted + 1, len(self.engines))
-        fits = used + self._bytes <= MOST_MEMORY * total or len(self._loaded) < wanted
+        most = 1.0 if len(self._loaded) < wanted else MOST_MEMORY
+        has_room = all(used + self._bytes <= most * total for used, total in limits)
+        fits = has_room or len(self._loaded) < self._limits.least
         short = len(self._loaded) < needed and not self._starting and now >= self._retry_at
         if short and fits and unloaded:
             one = unloaded[0]

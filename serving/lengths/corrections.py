@@ -10,8 +10,11 @@ hypotheses. So an application like the others has narrow bounds after about ten 
 four times as long is covered after as many.
 
 No hypothesis may be right. So the level of the bound adapts, too (adaptive conformal inference, Gibbs and Candès
-2021): each miss lowers the level of the next bound, and each hit raises it a little, up to the nominal one. In the
-long run the bound of each application holds as often as it says, whatever its answers are like.
+2021): each miss lowers the level of the next bound, and each hit raises it a little, up to the nominal one. If even
+the lowest level is missed, the limit is the bound for some answers. In the long run the bound of each application
+holds as often as it says, whatever its answers are like.
+
+Applications change. So older answers count less.
 
 A correction is soft state: it comes from the answers that are kept for learning, and a lost one costs accuracy only.
 """
@@ -25,7 +28,7 @@ from functools import cache
 import numpy as np
 
 from ramify.serving.lengths.calibration import ALPHA, at, halves
-from ramify.serving.lengths.forest import Flags, Floats
+from ramify.serving.lengths.forest import Flags, Floats, Ints
 
 SHIFTS = np.round(np.arange(-30, 31) * 0.1, 3)  # of the logarithm of a length: factors of 1/20 to 20
 _SPREADS = {
@@ -42,7 +45,8 @@ _STRAY = 0.01  # chance of a length that no hypothesis explains
 _STRAY_RANGE = 9.0  # logarithms of tokens over which it may be
 _LEAST = 1e-4  # a shift with less weight is left out
 _STEP, _FIRST_STEPS = 0.01, 0.3  # of the level: at least, and in the first answers
-_LOWEST = 0.01  # level
+_LOWEST = 0.01  # level for which tails are made longer; below, misses count on, and at 0 no bound is known
+_FADE = 0.995  # the weight of an answer after each later one: about the last 200 count, since applications change
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,19 +67,26 @@ class Correction:
         return np.asarray(weights(self.odds[None])[0])
 
     @property
+    def has_bound(self) -> bool:
+        """Whether there is a bound that may hold. If not, the limit is the bound."""
+        return self.level > 0
+
+    @property
     def factor(self) -> float:
         """How many times as long as foreseen its answers are: the median."""
         return float(np.exp(SHIFTS[np.searchsorted(np.cumsum(self.weights), 0.5)]))
 
     def after(self, likelihood: Floats, level: float, cut: bool) -> Correction:
         """The correction after one more answer. `level`: of its length among those foreseen, 0 for the longest."""
-        return Correction(self.seen + 1, self.odds + likelihood, self._next(level, cut))
+        return Correction(self.seen + 1, _FADE * self.odds + likelihood, self._next(level, cut))
 
     def _next(self, level: float, cut: bool) -> float:
-        if cut and level >= self.level:  # it would have been longer, and perhaps longer than its bound
+        missed = self.has_bound and level < max(self.level, _LOWEST)
+        if cut and not missed:  # it would have been longer, and perhaps longer than its bound
             return self.level
-        step = max(_STEP, _FIRST_STEPS / (10 + self.seen))
-        return float(np.clip(self.level + step * (ALPHA - (level < self.level)), _LOWEST, ALPHA))
+        step = max(_STEP, _FIRST_STEPS / (10 + self.seen)) if self.level > _LOWEST else _STEP
+        least = _LOWEST if self.level > _LOWEST else -ALPHA
+        return float(np.clip(self.level + step * (ALPHA - missed), least, ALPHA))
 
 
 def to_array(of: Sequence[Correction]) -> Floats:
@@ -99,6 +110,11 @@ def likelihoods(curves: Floats, grid: Floats, lengths: Floats, cut: Flags) -> Fl
     seen = np.where(cut[:, None], _read(curves, grid, np.exp(logs)), density)
     mixed = (1 - _STRAY) * seen + _STRAY / np.where(cut, 1.0, _STRAY_RANGE)[:, None]
     return np.asarray(_WEIGHT * np.log(mixed @ _kernels().T))
+
+
+def share_that_counts(answers: Ints) -> Floats:
+    """The mean weight of so many answers after the last of them came."""
+    return np.asarray((1 - _FADE**answers) / (1 - _FADE) / np.maximum(answers, 1))
 
 
 def weights(odds: Floats) -> Floats:
@@ -125,7 +141,8 @@ def shifted(curves: Floats, grid: Floats, weight: Floats) -> Floats:
 def widened(curves: Floats, levels: Floats) -> Floats:
     """The survival functions with tails so much longer that what had each row's level has the nominal one."""
     plain, tail = halves(curves)
-    return np.asarray(np.exp(plain + tail * (np.log(2 * ALPHA) / np.log(2 * levels))[:, None]))
+    longer = np.log(2 * ALPHA) / np.log(2 * np.maximum(levels, _LOWEST))
+    return np.asarray(np.exp(plain + tail * longer[:, None]))
 
 
 def levels_of(curves: Floats, grid: Floats, lengths: Floats) -> Floats:

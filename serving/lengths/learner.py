@@ -12,6 +12,7 @@ the beginning, conditioned. `AppCoverages` says the same of each application, fo
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import zlib
@@ -38,6 +39,7 @@ _Z = 1.6449  # one-sided 95 %
 _FADE = 0.999  # the weight of a call after each later one: about the last thousand count
 _COUNTS = 4  # calls, covered calls, reserved tokens, tokens that came
 MOST_APPS = 256
+_LONGEST_NAME = 256  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +291,15 @@ def learnt_from(call: str, generated: int) -> bool:
 
 
 def key_of(ask: Ask) -> str:
-    """The key by which answers are counted. If few were seen, the bound is widened."""
-    return f"{ask.app}\x1f{ask.model}"
+    """The key by which answers are counted. If few were seen, the bound is widened. Clients name models as they like,
+    so a name that is long, or that a checkpoint would not keep as it is, stands as its digest."""
+    return f"{_short(ask.app)}\x1f{_short(ask.model)}"
+
+
+def _short(name: str) -> str:
+    if len(name) <= _LONGEST_NAME and name.isprintable():
+        return name
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _forecasts(models: Models, rows: Matrix, asks: Sequence[Ask]) -> list[Forecast]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ramify.serving.lengths import corrections, features
 from ramify.serving.lengths.calibration import (
+    ALPHA,
     Calibration,
     MomentCalibration,
     Witnesses,
@@ -36,6 +37,7 @@ _MARGINAL, _UNSEEN = 0.02, 0.004  # weights of all answers together, and of leng
 _FAMILIAR = 2  # answers of an application and model at which the weight of not knowing is a quarter,
 _FAMILIAR_LATER = 20  # and in the middle of answers, where nothing corrects the forest
 _THIN = 0.05  # weight of not knowing above which a forecast is THIN
+_BEYOND = 0.05  # chance of a length beyond the grid, above which the limit is the end
 _LEVELS = np.array(LEVELS)
 
 
@@ -75,11 +77,11 @@ class LengthModel:
         if isinstance(self.calibration, MomentCalibration):
             known = self.calibration.apply(curves, features.generated(rows))
             strange = [strangeness(self.seen.get(key, 0), _FAMILIAR_LATER) for key in keys]
+            known[:, -1] = 0.0
         else:
             mine = [self._correction(key, since) for key in keys]
-            known = self._corrected(curves, mine)
-            known = corrections.widened(known, np.array([one.level for one in mine]))
-            strange = [strangeness(one.seen) for one in mine]
+            known = self._corrected(curves, mine, [one.level for one in mine])
+            strange = [strangeness(one.seen) if one.has_bound else 1.0 for one in mine]
         return [self._forecast(*of) for of in zip(known, strange, limits, strict=True)]
 
     def learn(self, sample: Sample, since: MutableMapping[str, Correction]) -> None:
@@ -89,26 +91,33 @@ class LengthModel:
         likelihoods = corrections.likelihoods(curves, grid, sample.lengths, sample.cut)
         for i, key in enumerate(sample.keys):
             before = self._correction(key, since)
-            level = corrections.levels_of(
-                self._corrected(curves[i : i + 1], [before]), grid, sample.lengths[i : i + 1]
-            )
+            known = self._corrected(curves[i : i + 1], [before], [ALPHA])
+            level = corrections.levels_of(known, grid, sample.lengths[i : i + 1])
             since[key] = before.after(likelihoods[i], float(level[0]), bool(sample.cut[i]))
 
     def _correction(self, key: str, since: Mapping[str, Correction]) -> Correction:
         return since.get(key) or self.corrections.get(key) or Correction.none()
 
-    def _corrected(self, curves: Floats, by: Sequence[Correction]) -> Floats:
-        weights = corrections.weights(np.stack([one.odds for one in by]))
-        return self.calibration.apply(corrections.shifted(curves, self.forest.grid, weights), self.forest.grid)
+    def _corrected(self, curves: Floats, by: Sequence[Correction], levels: Sequence[float]) -> Floats:
+        """The survival functions, with tails for these levels. They are 0 at the grid's end, unless many answers are
+        foreseen beyond it."""
+        grid, calibration = self.forest.grid, self.calibration
+        assert isinstance(calibration, Calibration)
+        shifted = corrections.shifted(curves, grid, corrections.weights(np.stack([one.odds for one in by])))
+        known = corrections.widened(calibration.apply(shifted, grid), np.array(levels))
+        known[shifted[:, -1] <= _BEYOND, -1] = 0.0
+        return known
 
     def _forecast(self, curve: Floats, strange: float, limit: float) -> Forecast:
         if strange >= 1.0:
             return Forecast(LengthSketch.cold(limit), Basis.COLD)
-        grid = self.forest.grid
+        grid, beyond = self.forest.grid, curve[-1] > 0.0
         if strange > 0.001:
             span = np.log1p(max(1.0, limit))
             curve = (1 - strange) * curve + strange * np.where(grid < limit, 1 - 0.95 * np.log1p(grid) / span, 0.0)
         below = 1.0 - curve
+        if beyond and limit > grid[-1]:
+            grid, below = np.append(grid, limit), np.append(below, 1.0)
         below[-1] = 1.0
         # np.interp needs a rising x: ties are broken by less than any level resolves.
         values = np.interp(_LEVELS, below + np.arange(len(grid)) * 1e-12, grid)
@@ -155,7 +164,8 @@ def _correct(curves: Floats, grid: Floats, sample: Sample) -> tuple[Calibration,
     odds = np.zeros((len(number), likelihoods.shape[1]))
     np.add.at(odds, at, likelihoods)
     # each answer is foreseen with what the others of its application say
-    known = corrections.shifted(curves, grid, corrections.weights(odds[at] - likelihoods))
+    fading = corrections.share_that_counts(np.bincount(at).astype(np.int32) - 1)[at]
+    known = corrections.shifted(curves, grid, corrections.weights(fading[:, None] * (odds[at] - likelihoods)))
     calibration = calibrate_by_length(known, grid, sample.lengths, sample.cut)
     levels = corrections.levels_of(calibration.apply(known, grid), grid, sample.lengths)
     found = dict.fromkeys(sample.keys, Correction.none())

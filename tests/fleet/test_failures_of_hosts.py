@@ -19,7 +19,8 @@ from ramify.fleet.fleet_world import FleetWorld
 from ramify.fleet.nodes import _closed
 from ramify.fleet.placement import Asked, Member
 from ramify.fleet.ray_cluster import RayCluster
-from ramify.fleet.ray_host import ActorInside, HostDied, RayHost
+from ramify.fleet.ray_connection import RayConnection
+from ramify.fleet.ray_host import ActorInside, ActorThroughClient, HostDied, RayHost
 from ramify.fleet.run_host import Ended
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId, Shared
 from ramify.fleet.world_host import WorldSetup
@@ -140,17 +141,17 @@ async def test_a_cancelled_connection_is_ended() -> None:
     began, goes_on, ended = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    class Ray:
-        def shutdown(self) -> None:
-            ended.set()
-
-    class Slow(RayCluster):
-        def _connect(self) -> None:
+    class Slow(RayConnection):
+        def open(self) -> None:
             loop.call_soon_threadsafe(began.set)
             goes_on.wait()
-            self._ray, self._is_ours = Ray(), True
 
-    entering = asyncio.ensure_future(Slow("auto").__aenter__())
+        def close(self) -> None:
+            ended.set()
+
+    cluster = RayCluster("auto")
+    cluster._connection = Slow("auto")
+    entering = asyncio.ensure_future(cluster.__aenter__())
     await began.wait()
     entering.cancel()
     await asyncio.sleep(0)
@@ -200,12 +201,37 @@ async def test_no_call_waits_for_a_head_that_is_away() -> None:
         raise AssertionError("it asks the head")
 
     away = SimpleNamespace(gcs_address="127.0.0.1:1")
-    ray = SimpleNamespace(get_runtime_context=lambda: away, kill=kill, nodes=lambda: kill(None))
+    ray = SimpleNamespace(
+        is_initialized=lambda: True, get_runtime_context=lambda: away, kill=kill, nodes=lambda: kill(None)
+    )
     await RayHost(ray, ActorInside(ray, None)).kill()
     cluster = RayCluster("auto")
-    cluster._ray = ray
+    cluster._connection.ray = ray
     with pytest.raises(ClusterUnreachable, match="does not answer"):
         await cluster.nodes()
+
+
+async def test_no_call_is_made_once_the_program_has_left_the_cluster() -> None:
+    """Ray would connect to another cluster, or start one on this machine, to answer it."""
+
+    def call(*given: object) -> None:
+        raise AssertionError("it calls Ray")
+
+    errors = SimpleNamespace(RayError=RayError, RaySystemError=RaySystemError, RayTaskError=RayTaskError)
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, get_runtime_context=call, kill=call, nodes=call, remote=call, exceptions=errors
+    )
+    for actor in (ActorInside(ray, None), ActorThroughClient(ray, None)):
+        await RayHost(ray, actor).kill()
+        with pytest.raises(HostDied, match="not connected"):
+            await RayHost(ray, actor).stop(RUN)
+    for outside in (False, True):
+        cluster = RayCluster("auto")
+        cluster._connection.ray, cluster._connection.is_outside = ray, outside
+        with pytest.raises(ClusterUnreachable, match="not connected"):
+            await cluster.nodes()
+        with pytest.raises(ClusterUnreachable, match="not connected"):
+            cluster._start(member(Host()).node)
 
 
 async def test_the_head_is_asked_although_the_program_keeps_all_threads_busy() -> None:

@@ -206,10 +206,22 @@ async def test_a_slot_of_another_tier_is_taken_if_nobody_else_wants_it() -> None
     [
         ("best", None, "one of fifo, price, random, srsf, venn"),
         ("", 1.0, "one of fifo"),
-        ("venn", -1.0, "fairness=-1: 0 or more, for price and venn"),
-        ("fifo", 1.0, "fairness=1: 0 or more, for price and venn"),
+        ("venn", -1.0, "fairness=-1: 0 to 16, for price and venn"),
+        ("price", float("nan"), "fairness=nan: 0 to 16"),
+        ("price", 16.1, "fairness=16.1: 0 to 16"),
+        ("fifo", 1.0, "fairness=1: 0 to 16, for price and venn"),
     ],
 )
 def test_an_unknown_rule_is_refused(matching: str, fairness: float | None, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         order_of(matching, fairness, random.Random())
+
+
+@pytest.mark.parametrize("rule", ["price", "venn"])
+async def test_the_largest_fairness_ends_no_queue(rule: str) -> None:
+    fleet = Fleet(rule, fairness=16.0)
+    fleet.wait("old", GPU)
+    for number in range(5):
+        fleet.wait(f"new{number}", GPU)
+    served = [fleet.next(fleet.able, took=took) for took in (1e-9, 1e9, 1e-9, 1e6, 1.0)]
+    assert len(set(served)) == 5

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ LONGEST_S = 240.0
 
 PROGRAM = """
 import asyncio, json, sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import branches_app, fleet_app
+import branches_app, fleet_app, ray
 from ramify import Fleet, Runtime
 from ramify.compiler.plan import OpKind
 
-where, address, bucket, folder, name = sys.argv[1:]
+where, address, bucket, folder, name, *more = sys.argv[1:]
 told = []
 
 async def works(fleet):
@@ -77,12 +79,29 @@ async def waits(fleet):
                 told.append(f"{type(error).__name__}: {error}")
         await world.checkout(where + "/out")
 
+async def shares(fleet):
+    async with AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(Fleet(fleet.runtime, address)) for _ in range(2)]
+        told.append([len(one.nodes) for one in others])
+    told.append(await fleet.run(fleet_app.where, folder) > 0)
+    try:
+        async with Fleet(fleet.runtime, "ray://127.0.0.1:1"):
+            told.append("it used another cluster")
+    except Exception as error:
+        told.append(f"{type(error).__name__}: {error}")
+
+async def loses(fleet):
+    await waits(fleet)
+    told.append(ray.is_initialized())
+    async with Fleet(fleet.runtime, more[0]) as another:
+        told.append(await another.run(fleet_app.where, folder) > 0)
+
 async def main():
     async with Runtime(
         home=where + "/program", database=where + "/shared.db", remote=bucket, sandbox="copy"
     ) as runtime:
         async with Fleet(runtime, address) as fleet:
-            await {"works": works, "waits": waits}[name](fleet)
+            await {"works": works, "waits": waits, "shares": shares, "loses": loses}[name](fleet)
     print(json.dumps(told))
 
 asyncio.run(main())
@@ -203,6 +222,61 @@ def test_a_head_that_is_gone_ends_what_waits_and_the_work_is_kept(
     assert of_run.startswith(f"ClusterUnreachable: no node can take run {run}.")
     assert of_world.startswith("ClusterUnreachable: no node can take this world.")
     assert "has not answered for 6 s" in of_run
+    assert (tmp_path / "out" / "words").read_text() == "one\n"
+
+
+class Wire:
+    """Connections to a port of this machine, which can be cut. `port`: its own."""
+
+    def __init__(self, to: int) -> None:
+        self._to, self._sockets = to, list[socket.socket]()
+        self._listens = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listens.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Close the connections, and take no more."""
+        for one in (self._listens, *self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it was cut
+            while True:
+                one, _ = self._listens.accept()
+                other = socket.create_connection(("127.0.0.1", self._to))
+                self._sockets += [one, other]
+                for ends in ((one, other), (other, one)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+
+def test_fleets_of_a_program_share_its_connection(clients: Any, tmp_path: Path, folder: Path) -> None:
+    out, _ = ended(begin("-c", PROGRAM, str(tmp_path), clients.client_address, clients.bucket, str(folder), "shares"))
+    nodes, works, refused = json.loads(out)
+    assert (nodes, works) == ([2, 2], True)
+    assert refused.startswith("ClusterUnreachable: this program is connected to the Ray cluster 'ray://")
+
+
+def test_a_connection_that_is_lost_is_not_replaced_by_one_to_another_cluster(
+    clients: Any, tmp_path: Path, folder: Path
+) -> None:
+    wire = Wire(int(clients.client_address.rpartition(":")[2]))
+    through = f"ray://127.0.0.1:{wire.port}"
+    asked = ["-c", PROGRAM, str(tmp_path), through, clients.bucket, str(folder), "loses", clients.client_address]
+    program = begin(*asked, RAY_CLIENT_RECONNECT_GRACE_PERIOD="6")
+    until((folder / fleet_app.SENT).exists, program)
+    wire.cut()
+    _, run, of_run, of_world, is_connected, works = json.loads(ended(program)[0])
+    assert of_run.startswith(f"ClusterUnreachable: no node can take run {run}.")
+    assert of_world.startswith("ClusterUnreachable: no node can take this world.")
+    assert (is_connected, works) == (False, True)
     assert (tmp_path / "out" / "words").read_text() == "one\n"
 
 

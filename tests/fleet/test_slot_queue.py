@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from ramify.fleet.job_order import order_of
+from ramify.fleet.job_order import PATIENT_S, order_of
 from ramify.fleet.placement import Asked, Member
 from ramify.fleet.slot_queue import SlotQueue
 from ramify.fleet.types import HostFacts, Needs, Node, NodeId
@@ -23,6 +25,10 @@ RULES = ("fifo", "price", "venn", "srsf", "random")
 
 def member(name: str, slots: int = 1, **resources: float) -> Member[None]:
     return Member(Node(NodeId(name), "m", {"CPU": 1.0, **resources}), FACTS, None, slots)
+
+
+def of_gpu(share: float, **more: Any) -> Asked:
+    return Asked("copy", Needs(resources={"GPU": share}), BASE, **more)
 
 
 def queue_of(rule: str, *members: Member[None]) -> SlotQueue[None]:
@@ -100,3 +106,107 @@ async def test_a_free_slot_is_given_at_once_whatever_the_price() -> None:
     queue = queue_of("price", free := member("free"), able := member("able", GPU=1.0))
     assert queue.ask(ANY).result().member is free  # among equals the one with fewer resources
     assert queue.ask(ANY).result().member is able
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("share", "most"), [(1.0, 1), (0.5, 2), (0.3, 3), (0.1, 10), (0.6, 1)])
+async def test_runs_that_share_a_resource_are_no_more_than_it_has(rule: str, share: float, most: int) -> None:
+    node = member("able", slots=12, GPU=1.0)
+    queue = queue_of(rule, node)
+    asked = [queue.ask(of_gpu(share)) for _ in range(25)]
+    plain = queue.ask(ANY)
+    assert plain.done(), "it needs only a slot"
+    seen = 0
+    while asked:
+        held = [one for one in asked if one.done()]
+        assert len(held) == min(most, len(asked))
+        queue.release(held[0].result())
+        asked.remove(held[0])
+        seen += 1
+    queue.release(plain.result())
+    assert (seen, node.taken, +node.used) == (25, 0, Counter())
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_memory_is_shared_like_a_resource(rule: str) -> None:
+    half = Asked("copy", Needs(memory=4 << 30), BASE)  # of 8 GiB
+    queue = queue_of(rule, member("a", slots=4))
+    asked = [queue.ask(half) for _ in range(3)]
+    assert [one.done() for one in asked] == [True, True, False]
+    queue.release(asked[0].result())
+    assert asked[2].done()
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_what_needs_the_whole_is_served_although_others_that_need_a_part_keep_coming(rule: str) -> None:
+    now = [0.0]
+    queue: SlotQueue[None] = SlotQueue(order_of(rule, None, random.Random(1)), now=lambda: now[0])
+    queue.add(member("able", slots=4, GPU=1.0))
+    parts = [queue.ask(of_gpu(0.5, job=JobId("parts"))) for _ in range(3)]
+    whole = queue.ask(of_gpu(1.0, job=JobId("whole")))
+    while not whole.done():
+        now[0] += 5.0
+        assert now[0] <= PATIENT_S + 15
+        assert queue.ask(ANY).done(), "room is kept of the GPU, and not of slots"
+        queue.members[0].taken -= 1
+        parts.append(queue.ask(of_gpu(0.5, job=JobId("parts"))))
+        done = next(one for one in parts if one.done())
+        parts.remove(done)
+        queue.release(done.result())
+    assert now[0] >= PATIENT_S
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_room_is_kept_on_one_node_and_given_back_if_it_is_not_wanted(rule: str) -> None:
+    now = [0.0]
+    queue: SlotQueue[None] = SlotQueue(order_of(rule, None, random.Random(1)), now=lambda: now[0])
+    for name in "ab":
+        queue.add(member(name, slots=4, GPU=1.0))
+    held = [queue.ask(of_gpu(0.5)) for _ in range(2)]
+    whole = queue.ask(of_gpu(1.0))
+    assert {one.result().member.node.id for one in held} == {"a", "b"} and not whole.done()
+    now[0] = PATIENT_S
+    more = [queue.ask(of_gpu(0.5)) for _ in range(2)]
+    assert sorted(one.done() for one in more) == [False, True]
+    whole.cancel()
+    await asyncio.sleep(0)
+    assert all(one.done() for one in more)
+
+
+async def test_what_was_cancelled_is_forgotten_while_all_slots_are_taken() -> None:
+    queue = queue_of("price", member("a"))
+    queue.ask(ANY)
+    for _ in range(10):
+        queue.ask(ANY).cancel()
+    await asyncio.sleep(0)
+    assert not queue._waiting
+
+
+async def test_a_node_that_went_is_remembered_for_a_while() -> None:
+    now = [0.0]
+    queue: SlotQueue[None] = SlotQueue(now=lambda: now[0])
+    queue.add(able := member("able", GPU=1.0))
+    queue.add(member("plain"))
+    assert not queue.lately_could_place(of_gpu(1.0), 30)
+    queue.remove(able)
+    now[0] = 29.0
+    assert queue.lately_could_place(of_gpu(1.0), 30)
+    assert not queue.lately_could_place(of_gpu(2.0), 30), "it never could"
+    now[0] = 31.0
+    assert not queue.lately_could_place(of_gpu(1.0), 30)
+
+
+@pytest.mark.parametrize("amount", [-1.0, float("nan"), float("inf")])
+def test_a_need_is_an_amount(amount: float) -> None:
+    with pytest.raises(ValueError, match=r"GPU=.*: an amount is 0 or more"):
+        Needs(resources={"GPU": amount})
+    with pytest.raises(ValueError, match="memory"):
+        Needs(memory=-1)
+
+
+async def test_needs_that_look_alike_are_not_confused() -> None:
+    queue = queue_of("price", member("a", slots=4, disk=1234567.0, **{"x=1,y": 1.0}))
+    first, never = ({"disk": 1234567}, {"disk": 1234568})
+    alike, other = ({"x=1,y": 1.0}, {"x": 1.0, "y": 1.0})
+    asked = [queue.ask(Asked("copy", Needs(resources=one), BASE)) for one in (never, first, other, alike)]
+    assert [one.done() for one in asked] == [False, True, False, True]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.linux.process_memory import available_bytes, fullest_memory
+from ramify.sandboxes.linux.process_memory import available_bytes, fullest_memory, memory_limits
 
 
 @pytest.fixture
@@ -67,3 +67,37 @@ def test_the_fullest_limit_counts(machine: Path) -> None:
     assert fullest() == (5000 << 10, 9000 << 10)
     used, total = fullest_memory()
     assert 0 < used < total
+
+
+def test_a_group_is_slowed_down_above_its_lower_limit(machine: Path) -> None:
+    folder = machine / "groups/a"
+    folder.mkdir(parents=True)
+    (folder / "memory.current").write_text("700")
+    for most, high, lowest in (("max", "800", 800), ("750", "max", 750), ("750", "900", 750), ("900", "750", 750)):
+        (folder / "memory.max").write_text(most)
+        (folder / "memory.high").write_text(high)
+        assert memory_limits(machine / "proc", machine / "groups")[1:] == [(700, lowest)]
+    (folder / "memory.high").write_text("max")
+    (folder / "memory.max").write_text("max")
+    assert len(memory_limits(machine / "proc", machine / "groups")) == 1
+
+
+def test_every_group_around_the_process_counts(machine: Path) -> None:
+    for place, most in (("a/b", "500"), ("a", "900"), (".", "1200")):
+        folder = machine / "groups" / place
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(most)
+        (folder / "memory.current").write_text("100")
+    (machine / "groups/memory.stat").write_text("inactive_file 300\n")  # read after what is used
+    found = memory_limits(machine / "proc", machine / "groups")
+    assert found[1:] == [(100, 500), (100, 900), (0, 1200)]
+
+
+@pytest.mark.parametrize("path", ["/", "/../outside", "/gone/since"])
+def test_in_a_container_the_root_is_its_own_group(machine: Path, path: str) -> None:
+    """The path that /proc tells may be that of the host, or lead out of the container."""
+    (machine / "proc/self/cgroup").write_text(f"0::{path}\n")
+    (machine / "groups").mkdir()
+    (machine / "groups/memory.max").write_text("500")
+    (machine / "groups/memory.current").write_text("100")
+    assert memory_limits(machine / "proc", machine / "groups")[1:] == [(100, 500)]

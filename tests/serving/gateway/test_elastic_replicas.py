@@ -65,6 +65,7 @@ class House:
     ended: int = 0
     broken: Exception | None = None
     used: int = GB
+    group: tuple[int, int] = (0, 100 * GB)  # what a control group uses and may use
     now: float = 0.0
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     pool: ElasticReplicas = field(init=False)
@@ -73,10 +74,14 @@ class House:
     def __post_init__(self) -> None:
         self.may_end.set()
 
+    @property
+    def limits(self) -> list[tuple[int, int]]:
+        return [(self.used, 10 * GB), self.group]
+
     @asynccontextmanager
     async def open(self, least: int, most: int) -> AsyncIterator[Self]:
         engines = [SupervisedEngine(i, lambda: Engine(self), EngineTraits()) for i in range(most)]
-        self.pool = ElasticReplicas(engines, least, replica_bytes=GB, memory=lambda: (self.used, 10 * GB))
+        self.pool = ElasticReplicas(engines, least, replica_bytes=GB, memory=lambda: self.limits)
         async with self.pool:
             app = create_gateway([one.replica for one in engines], clock=lambda: self.now)
             self.gateway = app.state.gateway
@@ -197,8 +202,36 @@ async def test_calls_do_not_wait_for_a_replica_that_takes_long_to_end() -> None:
         house.end_calls(0, 1)
 
 
+@pytest.mark.parametrize(
+    ("used", "group", "loads"),
+    [
+        (GB, (0, 100 * GB), 3),
+        (8 * GB, (0, 100 * GB), 3),  # it fits, though more than 85 % is used then
+        (8 * GB, (GB // 2, 2 * GB - 1), 3),  # the machine is fuller, and the group has less room
+        (9 * GB + 1, (0, 100 * GB), 2),
+        (GB, (GB + 1, 2 * GB), 2),
+        (8 * GB, (GB + 1, 2 * GB), 2),
+        (GB, (0, GB - 1), 2),  # it may not even hold one
+    ],
+)
+async def test_a_replica_that_does_not_fit_is_not_loaded_although_calls_wait(
+    used: int, group: tuple[int, int], loads: int
+) -> None:
+    """The kernel would end it, or one with calls. The least number is loaded in any case."""
+    async with House().open(2, 3) as house:
+        house.used, house.group = used, group
+        house.run_calls(0, 1)
+        waiting = asyncio.create_task(_wait(house, 2))
+        await asyncio.sleep(0)
+        await house.step(8)
+        assert house.started == loads
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        house.end_calls(0, 1)
+
+
 async def test_memory_that_cannot_be_read_stops_nothing() -> None:
-    def unreadable() -> tuple[int, int]:
+    def unreadable() -> list[tuple[int, int]]:
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with House().open(1, 2) as house:

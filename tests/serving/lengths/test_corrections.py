@@ -13,7 +13,7 @@ from ramify.serving.lengths import checkpoint, corrections
 from ramify.serving.lengths.calibration import ALPHA
 from ramify.serving.lengths.corrections import Correction
 from ramify.serving.lengths.forest import Floats
-from ramify.serving.lengths.learner import Learner, Models
+from ramify.serving.lengths.learner import Learner, Models, key_of
 from ramify.serving.lengths.length_model import LengthModel, Sample
 from ramify.serving.lengths.service import Service
 from ramify.serving.lengths.types import Ask, Basis, Ended
@@ -60,6 +60,48 @@ def test_bounds_hold_in_the_long_run_where_no_hypothesis_is_right(model: LengthM
         held.append(float(bounds(model, one, since)[0] >= one.lengths[0]))
         model.learn(one, since)
     assert np.mean(held[100:]) >= 0.93
+
+
+@pytest.mark.parametrize("times", [4.0, 20.0, 100.0])
+def test_bounds_hold_for_answers_longer_than_any_that_the_forest_knows(model: LengthModel, times: float) -> None:
+    """Also where no factor is large enough: then the limit is the bound of some answers."""
+    longest = model.forest.grid[-1] / 4
+    rng = np.random.default_rng(5)
+    seen = answers(60, 71, lambda lengths: longest * times * np.exp(0.3 * rng.standard_normal(len(lengths))))
+    since: dict[str, Correction] = {}
+    held = []
+    for i in range(60):
+        one = Sample(*(each[i : i + 1] for each in (seen.rows, seen.lengths, seen.cut, seen.groups, seen.keys)))
+        (found,) = model.sketches(one.rows, one.keys, [longest * times * 4], since)
+        held.append(found.sketch.quantile(0.95) >= one.lengths[0])
+        model.learn(one, since)
+    assert np.mean(held[8:]) >= 0.93
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+def test_an_application_that_changes_is_followed(model: LengthModel, factor: float) -> None:
+    since: dict[str, Correction] = {}
+    model.learn(answers(600, 72, lambda lengths: lengths), since)
+    model.learn(answers(250, 73, lambda lengths: lengths * factor), since)
+    assert abs(np.log(since["new"].factor / factor)) <= 0.5
+    asked = answers(200, 74, lambda lengths: lengths * factor)
+    now = bounds(model, asked, since)
+    known = bounds(model, replace(asked, keys=("small",) * 200), {}) * factor
+    assert np.mean(asked.lengths <= now) >= 0.93
+    assert now.sum() <= 2.0 * known.sum()
+
+
+def test_if_the_lowest_level_is_missed_there_is_no_bound_until_others_hold() -> None:
+    nothing, one = Correction.none().odds, Correction.none()
+    while one.has_bound:
+        one = one.after(nothing, 0.0, cut=False)
+    assert one.seen >= 4, "not after the first misses"
+    answers_without = 0
+    while not one.has_bound:
+        one = one.after(nothing, 0.0, cut=False)  # no miss, since its bound was the limit
+        answers_without += 1
+    assert answers_without >= 10
+    assert 1 / answers_without < ALPHA * 2
 
 
 def test_a_miss_lowers_the_level_and_hits_raise_it_again() -> None:
@@ -136,3 +178,17 @@ def test_the_applications_heard_of_last_are_corrected(model: LengthModel, monkey
     for number in range(5):
         learner.observe(Ended(Ask(model="m", prompt="hello", limit=100, app=f"a{number}"), 10))
     assert list(learner.models.since) == [f"a{number}\x1fm" for number in (2, 3, 4)]
+
+
+def test_names_of_models_that_no_checkpoint_keeps_are_told_apart_and_cost_little(model: LengthModel) -> None:
+    """Clients name models as they like: with control characters, or a megabyte long."""
+    names = ["m", "m\0", "m\0\0", "\ud800", "x" * 1_000_000, "x" * 1_000_001, ""]
+    learner = Learner(salt=7)
+    learner.models = Models(model, None, 1)
+    for number, name in enumerate(names):
+        for _ in range(number + 1):
+            learner.observe(Ended(Ask(model=name, prompt="hello", limit=100, app="a"), 10))
+    arrays = checkpoint.snapshot(Service(learner))
+    assert sum(one.nbytes for name, one in arrays.items() if name.startswith("first.names")) < 100_000
+    again = checkpoint._restored(arrays).learner
+    assert [again.models.since[key_of(Ask(name, "", 1, "a"))].seen for name in names] == [1, 2, 3, 4, 5, 6, 7]
