@@ -225,6 +225,8 @@ async def test_prompt_that_cannot_fit_takes_no_slot(path: str, body: dict[str, A
 
     def engine(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.path)
+        if json.loads(request.content).get("stream"):  # several answers at once
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=b"data: [DONE]\n\n")
         return httpx.Response(200, json={"id": "x", "choices": []})
 
     upstream = Upstream("http://engine/v1", transport=httpx.MockTransport(engine))
