@@ -298,6 +298,9 @@ class Endpoint:
             raise Refused(Refusal(call.id, *refused))
         if replica.traits.llama_cpp and not gathers:
             answer = without_prefill(answer, work.body)
+        if not work.dialect.last_is_whole and not isinstance(answer.get("choices"), list):
+            failed = answer.get("error")  # of some servers, with status 200
+            raise upstream.broken("it has no choices") if failed is None else broken_off(failed)
         call.cut = was_cut(answer)
         usage, details = usage_of(answer), details_of(answer)
         gateway.answered(call, replica, work.body, work.dialect, usage, answer.get("id"), details)
