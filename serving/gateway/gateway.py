@@ -141,7 +141,9 @@ class Gateway:
         if self.analysis is not None:
             await self.analysis.aclose()
         for one in self.replicas.all:
-            if one.upstream is not None:
+            if (
+                one.upstream is not None and one.comes_back is None
+            ):  # else its supervisor closes it, and still asks it
                 await one.upstream.aclose()
 
     def authorise(self, request: Request) -> str:

@@ -105,6 +105,31 @@ async def test_openai_helpers(served: str) -> None:
         assert shaped.status == "completed"
 
 
+async def test_several_answers_and_log_probabilities(served: str) -> None:
+    async with openai.AsyncOpenAI(base_url=served, api_key="none", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "m", "messages": ASK, "max_tokens": 3, "temperature": 0}
+        two = await client.chat.completions.create(**asked, n=2)
+        assert two.usage is not None and two.usage.completion_tokens == 6
+        assert two.choices[0].message.content == two.choices[1].message.content
+        texts = await client.completions.create(model="m", prompt=["a", "b c"], max_tokens=2, temperature=0)
+        assert texts.usage is not None and texts.usage.completion_tokens == 4
+        for top in (openai.NOT_GIVEN, 0, 2):
+            said = (await client.chat.completions.create(**asked, logprobs=True, top_logprobs=top)).choices[0]
+            assert said.logprobs is not None and said.logprobs.content is not None
+            assert [len(one.top_logprobs) for one in said.logprobs.content] == [top or 0] * 3
+        chosen = await client.completions.create(model="m", prompt="a", max_tokens=2, logprobs=0, temperature=0)
+        assert chosen.choices[0].logprobs is not None and len(chosen.choices[0].logprobs.tokens or ()) == 2
+
+
+async def test_anthropic_tool_runner(served: str) -> None:
+    """It asks the server to keep the conversation, and goes on without if the server says that it does not."""
+    anthropic = pytest.importorskip("anthropic", reason="the official Anthropic client is not installed")
+    tool = anthropic.beta_tool(lambda: "3", name="count", description="Counts.", input_schema=CITY)
+    with anthropic.Anthropic(base_url=served.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(model="any", max_tokens=3, messages=ASK, tools=[tool])
+        assert runner.until_done().usage.output_tokens == 3
+
+
 async def test_anthropic_helpers(served: str) -> None:
     anthropic = pytest.importorskip("anthropic", reason="the official Anthropic client is not installed")
     root = served.removesuffix("/v1")

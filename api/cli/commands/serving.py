@@ -247,6 +247,10 @@ def serve_command(
         vllm_args=vllm_args,
         trace=trace,
     )
+    if not all(key.isascii() and key.isprintable() and key and " " not in key for key in client_keys):
+        raise click.UsageError(
+            "--client-key is empty, or has blanks or characters that no client can send in a header"
+        )
     if prompt_cache and not settings.keeps_prompts:
         raise click.UsageError("--prompt-cache would tell one client the prompts of others: give one --client-key")
     if placement_k is not None and settings.placed is Placement.ONE_QUEUE:

@@ -254,7 +254,7 @@ class Upstream:
         try:
             response = await self._within(self._http.send(request, stream=True), silent_s)
             try:
-                if response.status_code >= 400:
+                if not response.is_success:
                     raise await self._refused(response, request.url.path)
                 yield response
             finally:
@@ -294,6 +294,8 @@ class Upstream:
         """The error for an error status. The engine's refusals pass through; its failures are ours and invite a
         retry."""
         status = response.status_code
+        if status < 400:
+            return self.broken(f"it answered {status} and sends its callers elsewhere")
         text = await self._within(_begun(response, _MOST_ERROR))
         detail = error_detail(text)
         message, code = str(detail.get("message") or "no reason given"), detail.get("code")

@@ -24,6 +24,7 @@ from ramify.serving.gateway.dialects import (
     usage_of,
 )
 from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.formats import log_probabilities
 from ramify.serving.gateway.formats.llama_cpp_request import chat_for_llama_cpp, text_for_llama_cpp
 from ramify.serving.gateway.formats.messages import MessageOfChat, chat_of_messages, error_type
 from ramify.serving.gateway.formats.model_list import ANTHROPIC_VERSION
@@ -63,7 +64,7 @@ class ChunkFormat:
     """
 
     def __init__(self, asked: Json = _NOTHING) -> None:
-        self._of_each = n if type(n := asked.get("n")) is int and n > 0 else 1  # answers to each prompt
+        self._of_each = answers_to_each(asked)
         self._kept: list[tuple[bytes | None, Json]] = []  # from the answer's end on; the last one gets the ledger
         self._begun = 0  # answers that have begun
         self._early: list[tuple[bytes | None, Json, StreamPiece]] = []
@@ -101,19 +102,35 @@ class ChunkFormat:
         return {**answer, wire.LEDGER_KEY: ledger}
 
 
+class LlamaCppChatFormat(ChunkFormat):
+    """Chats of llama.cpp, with as many log-probabilities as the client asked for."""
+
+    def __init__(self, asked: Json = _NOTHING) -> None:
+        super().__init__(asked)
+        self._tops = log_probabilities.tops_asked(asked)
+
+    def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
+        changed = log_probabilities.cut(chunk, self._tops, whole=False)
+        return super().event(raw if changed is chunk else None, changed, piece)
+
+    def whole(self, answer: Json, ledger: Json) -> Json:
+        return super().whole(log_probabilities.cut(answer, self._tops, whole=True), ledger)
+
+
 class LlamaCppTextFormat(ChunkFormat):
     """Text completions of llama.cpp, which gives log-probabilities in the shape of chats."""
 
     def __init__(self, asked: Json = _NOTHING) -> None:
         super().__init__(asked)
+        self._tops = log_probabilities.tops_asked(asked)
         self._said: dict[object, int] = {}  # characters so far, by choice
 
     def event(self, raw: bytes | None, chunk: Json, piece: StreamPiece) -> bytes:
-        changed = self._with_logprobs(chunk)
+        changed = self._with_logprobs(log_probabilities.cut(chunk, self._tops, whole=False))
         return super().event(raw if changed is chunk else None, changed, piece)
 
     def whole(self, answer: Json, ledger: Json) -> Json:
-        return super().whole(self._with_logprobs(answer), ledger)
+        return super().whole(self._with_logprobs(log_probabilities.cut(answer, self._tops, whole=True)), ledger)
 
     def _with_logprobs(self, chunk: Json) -> Json:
         choices = chunk.get("choices")
@@ -169,13 +186,21 @@ def _joined(usages: list[tuple[bytes | None, Json]], of_each: int) -> list[tuple
     """One chunk of usage for all of several answers, so many to each prompt, which counts once."""
     if len(usages) < 2:
         return usages
-    last = usages[-1][1]
-    each = [usage_of(chunk) for _, chunk in usages]
+    return [(None, {**usages[-1][1], "usage": usage_of_all([chunk for _, chunk in usages], of_each)})]
+
+
+def answers_to_each(asked: Json) -> int:
+    """How many answers a request asks for, to each of its prompts."""
+    return n if type(n := asked.get("n")) is int and n > 0 else 1
+
+
+def usage_of_all(chunks: list[Json], of_each: int) -> Json:
+    """The usage of several answers, so many to each prompt, which counts once."""
+    each = [usage_of(chunk) for chunk in chunks]
     made, read = sum(n or 0 for n, _ in each), sum(n or 0 for _, n in each) // of_each
-    usage = last["usage"]
-    assert isinstance(usage, Mapping)
-    whole = {**usage, "completion_tokens": made, "prompt_tokens": read, "total_tokens": made + read}
-    return [(None, {**last, "usage": whole})]
+    last = chunks[-1]["usage"]
+    assert isinstance(last, Mapping)
+    return {**last, "completion_tokens": made, "prompt_tokens": read, "total_tokens": made + read}
 
 
 def _number(chunk: Json) -> int:
@@ -261,7 +286,7 @@ APIS = (CHATS, TEXTS, RESPONSES_API, MESSAGES)
 
 # The same for the embedded engine, which ignores what it does not know, and whose responses leave too much out.
 _AT_LLAMA_CPP = {
-    CHATS: replace(CHATS, request=chat_for_llama_cpp),
+    CHATS: replace(CHATS, request=chat_for_llama_cpp, answer=LlamaCppChatFormat),
     TEXTS: Api("/completions", TEXT, text_for_llama_cpp, LlamaCppTextFormat),
     RESPONSES_API: Api(
         "/responses",

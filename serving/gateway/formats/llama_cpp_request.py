@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 
 from ramify.serving.gateway.errors import ApiError, bad_request, list_in
+from ramify.serving.gateway.formats.log_probabilities import for_llama_cpp
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern
 from ramify.serving.gateway.formats.schema_keywords import (
     NotEnforced,
@@ -56,6 +57,7 @@ _TEXTS = ("grammar", "model", "reasoning_format")
 _OBJECTS = ("stream_options", "chat_template_kwargs")
 _LARGEST = 2**31 - 1  # llama.cpp takes a larger number for the rest of its division by 2^32
 _FORMATS = ("text", "json_object", "json_schema")
+_READ_AT = {"json_object": "schema", "json_schema": "json_schema.schema"}  # where llama.cpp looks for the schema
 
 
 def check_values(body: Json) -> None:
@@ -99,6 +101,8 @@ def check_prompt_field(name: str, said: object) -> None:
         raise bad_request(name, f"{name}: must be a list")
     if said == []:
         raise ApiError(400, "empty_array", f"{name}: must not be empty", name)
+    if name == "prompt" and any(one in ("", []) for one in (said if isinstance(said, list) else [said])):
+        raise bad_request(name, "prompt: an empty text has no answer: say something")
 
 
 def check_characters(body: Json) -> None:
@@ -181,11 +185,17 @@ def _check_format(format_: object) -> None:
     named = {} if format_.get("json_schema") is None else format_["json_schema"]
     if not isinstance(named, Mapping):
         raise _bad_format("json_schema must be an object")
-    given = [at["schema"] for at in (format_, named) if at.get("schema") is not None]
-    if not all(isinstance(schema, Mapping) or schema is True for schema in given):
+    given = {
+        at: of["schema"]
+        for at, of in (("schema", format_), ("json_schema.schema", named))
+        if of.get("schema") is not None
+    }
+    if not all(isinstance(schema, Mapping) or schema is True for schema in given.values()):
         raise _bad_format("the schema must be an object")
-    if kind == "json_schema" and not given:
+    if kind == "json_schema" and "json_schema.schema" not in given:
         raise _bad_format("json_schema.schema is missing")
+    if unread := given.keys() - {_READ_AT.get(kind)}:
+        raise _bad_format(f"{min(unread)} is not read where the type is {kind}: it would not be enforced")
 
 
 def _bad_format(said: str) -> ApiError:
@@ -256,14 +266,27 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 def chat_for_llama_cpp(asked: Json) -> Json:
     """A chat's body. Raises ApiError, which names the field."""
     check_prompt_field("messages", asked.get("messages"))
-    messages = asked.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        role = message.get("role") if isinstance(message, Mapping) else None
-        if isinstance(message, Mapping) and role not in _ROLES:
-            raise bad_request(
-                "messages", f"messages: role must be one of {', '.join(_ROLES)}, not {str(role)[:60]!r}"
-            )
+    for message in list_in("messages", asked.get("messages")):
+        _check_message(message)
     return _checked(asked, _CHAT)
+
+
+def _check_message(message: object) -> None:
+    if not isinstance(message, Mapping):
+        raise bad_request("messages", "messages: each must be an object")
+    if (role := message.get("role")) not in _ROLES:
+        raise bad_request("messages", f"messages: role must be one of {', '.join(_ROLES)}, not {str(role)[:60]!r}")
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and role == "assistant"):
+        return
+    if not isinstance(content, list):
+        raise bad_request("messages", f"messages: the content of role {role} must be a text or a list of parts")
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or not isinstance(kind, str):
+            raise bad_request("messages", "messages: each part of a content must be an object with a type")
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise bad_request("messages", "messages: a part of type text needs a text")
 
 
 def text_for_llama_cpp(asked: Json) -> Json:
@@ -313,7 +336,7 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
             message = f"{name}: the embedded engine does not enforce {error}: leave it out, or do not ask for strict"
             raise bad_request(name, message) from error
     try:
-        return {**body, **_with_patterns(body)}
+        return {**for_llama_cpp(body), **_with_patterns(body)}
     except UnsupportedPattern as error:
         raise bad_request("response_format", f"response_format: a pattern with {error}") from error
 

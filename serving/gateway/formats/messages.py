@@ -30,11 +30,16 @@ _WITHOUT_EFFECT = frozenset(
         "user_profile_id", "workspace_id",
     }
 )  # fmt: skip
+# Anthropic's clients then send the whole conversation.
+_NO_THREADS = {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of_messages(asked: Json) -> Chat:
     """The body of the chat. Raises ApiError, which names the field."""
+    if asked.get("thread") is not None:
+        said = "thread: no conversation is kept here: send all of it in messages"
+        raise ApiError(400, "invalid_request", said, "thread", extra=_NO_THREADS)
     for name, value in asked.items():
         if value is not None and not is_tag(name) and name not in _AS_THEY_ARE | _READ | _WITHOUT_EFFECT:
             raise bad_request(name, f"{name}: not supported here in a request for messages")
@@ -156,6 +161,8 @@ def _joined(name: str, content: object) -> str:
     """Text, or a list of text blocks."""
     if isinstance(content, str):
         return content
+    if content is not None and not isinstance(content, list):
+        raise bad_request(name, f"{name}: must be a text or a list of blocks")
     texts = []
     for block in list_in(name, content):
         if not isinstance(block, Mapping) or block.get("type") != "text":

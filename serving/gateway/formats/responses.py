@@ -31,6 +31,13 @@ _READ = frozenset({"input", "instructions", "max_output_tokens", "text", "tool_c
 _NO_STORE = "the embedded engine keeps no answers: send the whole conversation in input"
 _WHY = {"previous_response_id": _NO_STORE, "conversation": _NO_STORE, "prompt": "no prompt templates are kept here"}
 _LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = frozenset(
+    {
+        _LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+        "file_search_call.results", "message.input_image.image_url", "reasoning.encrypted_content",
+        "web_search_call.action.sources", "web_search_call.results",
+    }
+)  # fmt: skip  # all but the first are of what no answer here has
 
 
 def chat_of_response(asked: Json) -> dict[str, object]:
@@ -51,8 +58,11 @@ def chat_of_response(asked: Json) -> dict[str, object]:
         body["tool_choice"] = _tool_choice(choice)
     if (format_ := _response_format(plain.get("text"))) is not None:
         body["response_format"] = format_
-    top = plain.get("top_logprobs")
-    if top or _LOGPROBS in list_in("include", plain.get("include")):
+    top, included = plain.get("top_logprobs"), list_in("include", plain.get("include"))
+    for part in included:
+        if part not in _INCLUDABLE:
+            raise bad_request("include", f"include: {str(part)[:60]!r} is nothing that an answer can have")
+    if top or _LOGPROBS in included:
         body |= {"logprobs": True, "top_logprobs": top or 0}
     return body
 
@@ -188,6 +198,7 @@ class ResponseOfChat:
 
     def __init__(self, asked: Json) -> None:
         self._asked = asked
+        self._tops = top if isinstance(top := asked.get("top_logprobs"), int) else 0
         self._blocks = ChatBlocks()
         self._number = 0
         self._begun = False
@@ -254,7 +265,7 @@ class ResponseOfChat:
         if block.kind is BlockKind.TOOL_CALL:
             call = {"call_id": block.call_id or head["id"], "name": block.name}
             return {**head, "status": status, **call, "arguments": "" if begun else block.text}
-        content = [] if begun else [_part(block, block.text)]
+        content = [] if begun else [self._part(block, block.text)]
         if block.kind is BlockKind.THOUGHT:
             return {**head, "status": status, "summary": [], "content": content}
         return {**head, "status": status, "role": "assistant", "content": content}
@@ -274,23 +285,31 @@ class ResponseOfChat:
                 item = self._item(block, "in_progress", begun=True)
                 said = self._event("response.output_item.added", output_index=block.number, item=item)
                 return said + (
-                    self._event("response.content_part.added", **at, part=_part(block, "")) if has_part else b""
+                    self._event("response.content_part.added", **at, part=self._part(block, "")) if has_part else b""
                 )
             case Step.GREW:
-                more = {"logprobs": _logprobs(happened.logprobs)} if block.kind is BlockKind.TEXT else {}
+                more = {"logprobs": _logprobs(happened.logprobs, self._tops)} if block.kind is BlockKind.TEXT else {}
                 return self._event(f"{name}.delta", **at, delta=happened.delta, **more)
             case Step.CLOSED:
                 return self._closed(block, at, name)
 
+    def _part(self, block: Block, text: str) -> dict[str, object]:
+        if block.kind is BlockKind.THOUGHT:
+            return {"type": "reasoning_text", "text": text}
+        if block.kind is BlockKind.REFUSAL:
+            return {"type": "refusal", "refusal": text}
+        said = _logprobs(block.logprobs, self._tops) if text else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": said}
+
     def _closed(self, block: Block, at: Json, name: str) -> bytes:
         more: dict[str, object] = {_WHOLE[block.kind]: block.text}
         if block.kind is BlockKind.TEXT:
-            more["logprobs"] = _logprobs(block.logprobs)
+            more["logprobs"] = _logprobs(block.logprobs, self._tops)
         elif block.kind is BlockKind.TOOL_CALL:
             more["name"] = block.name
         said = self._event(f"{name}.done", **at, **more)
         if block.kind is not BlockKind.TOOL_CALL:
-            said += self._event("response.content_part.done", **at, part=_part(block, block.text))
+            said += self._event("response.content_part.done", **at, part=self._part(block, block.text))
         item = self._item(block, self._item_status(block))
         return said + self._event("response.output_item.done", output_index=block.number, item=item)
 
@@ -316,18 +335,9 @@ _WHOLE = {
 }
 
 
-def _part(block: Block, text: str) -> dict[str, object]:
-    if block.kind is BlockKind.THOUGHT:
-        return {"type": "reasoning_text", "text": text}
-    if block.kind is BlockKind.REFUSAL:
-        return {"type": "refusal", "refusal": text}
-    said = _logprobs(block.logprobs) if text else []
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": said}
-
-
-def _logprobs(entries: tuple[Json, ...] | list[Json]) -> list[dict[str, object]]:
+def _logprobs(entries: tuple[Json, ...] | list[Json], tops: int) -> list[dict[str, object]]:
     """Log-probabilities as responses have them: with bytes, and without the engine's token numbers."""
-    return [{**_token(one), "top_logprobs": [_token(top) for top in _listed(one)]} for one in entries]
+    return [{**_token(one), "top_logprobs": [_token(top) for top in _listed(one)[:tops]]} for one in entries]
 
 
 def _listed(entry: Json) -> list[Json]:

@@ -139,9 +139,11 @@ HEAD_S = 15.0
 UNREAD_S = 60.0  # as long as most web servers wait
 LINGER_S = 2.0  # how long a client that is turned away may go on sending
 MAX_HEAD = 512 * 1024  # bytes before a head is complete; most of a packet may be the body that follows
+MAX_FRAMING = 512 * 1024  # bytes around a body, beyond 16 for each byte of it: chunk extensions and trailers
 _UPGRADES = (b"upgrade", b"http2-settings")
 _SLOW = bad_request("head", f"the request's head was not complete within {HEAD_S:g} s", status=408)
 _LONG = bad_request("head", f"the request's head is longer than {MAX_HEAD} bytes", status=431)
+_FRAMING = bad_request("body", f"body: more than {MAX_FRAMING} bytes of chunk extensions or trailers")
 _NO_HTTP = bad_request("request", "this is not an HTTP request, or its body is not as long as its head says")
 
 
@@ -163,6 +165,7 @@ class SlowClientProtocol(HttpToolsProtocol):
     _reads: asyncio.TimerHandle | None = None
     _waits: asyncio.TimerHandle | None = None
     _seen = 0
+    _framing = 0  # bytes after the head that are not of the body, less 16 for each byte that is
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -181,7 +184,11 @@ class SlowClientProtocol(HttpToolsProtocol):
             if self._seen > MAX_HEAD:
                 self._refuse(_LONG)
                 return
+        elif self._waits is None:
+            self._framing += len(data)
         self._parse(data)
+        if self._framing > MAX_FRAMING:
+            self._refuse(_FRAMING)
 
     def _parse(self, data: bytes) -> None:
         """Read a request. One that would rather speak another protocol is read once more without that wish, which a
@@ -218,8 +225,14 @@ class SlowClientProtocol(HttpToolsProtocol):
         if self._waits is None:  # another request on this connection
             self._wait()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers are passed over, as a server may (RFC 9110, 6.5.1). uvicorn would keep any number of them."""
+        if self._waits is not None and not self._refused:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._came()
+        self._framing = 0
         if self.parser.should_upgrade():
             return  # the request is read once more
         if self._full:
@@ -229,6 +242,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._framing -= 17 * len(body)
         if not self._refused:
             super().on_body(body)
 
@@ -288,5 +302,6 @@ class SlowClientProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         self._came()
         if not self.transport.is_closing():
-            self.transport.write(response(error))
+            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+                self.transport.write(response(error))
             self.transport.close()

@@ -50,7 +50,8 @@ from ramify.serving.gateway.errors import (
     broken_off,
     infeasible,
 )
-from ramify.serving.gateway.formats.apis import AnswerFormat, Api, ChunkFormat, at_engine
+from ramify.serving.gateway.formats.apis import AnswerFormat, Api, ChunkFormat, answers_to_each, at_engine
+from ramify.serving.gateway.formats.gathered_answer import as_stream, gathered
 from ramify.serving.gateway.formats.llama_cpp_request import check_prompt_length, without_prefill
 from ramify.serving.gateway.gateway import Gateway, several
 from ramify.serving.gateway.http.exchange import (
@@ -71,6 +72,7 @@ from ramify.serving.protocol import wire
 from ramify.serving.protocol.agent_hints import AgentHints, read_hints
 from ramify.serving.protocol.wire import refusal_from_line
 
+_TOO_SHORT = "it ended its stream before the answer's end"
 _LIVES = 3  # a call that was in so many engines when they died is not tried again
 _NO_TOOLS = "the embedded model's template has no place for tools, so it never calls one: choose another --model"
 
@@ -283,11 +285,22 @@ class Endpoint:
         call, gateway = work.call, self._gateway
         body = gateway.forwarded(call, work.body, replica)
         headers = gateway.headers(call, work.trace, replica, work.hints)
-        answer = await _of(replica).post(work.dialect.path, _encoded(body), headers)
+        upstream, path = _of(replica), work.dialect.path
+        answer: Mapping[str, object] | None
+        if gathers := replica.traits.llama_cpp and several(work.dialect, work.body):
+            stream = upstream.stream(path, _encoded(as_stream(body)), headers)
+            answer = await gathered(stream, work.dialect, answers_to_each(body))
+            if answer is None:
+                raise upstream.broken(_TOO_SHORT)
+        else:
+            answer = await upstream.post(path, _encoded(body), headers)
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
-        if replica.traits.llama_cpp:
+        if replica.traits.llama_cpp and not gathers:
             answer = without_prefill(answer, work.body)
+        if not work.dialect.last_is_whole and not isinstance(answer.get("choices"), list):
+            failed = answer.get("error")  # of some servers, with status 200
+            raise upstream.broken("it has no choices") if failed is None else broken_off(failed)
         call.cut = was_cut(answer)
         usage, details = usage_of(answer), details_of(answer)
         gateway.answered(call, replica, work.body, work.dialect, usage, answer.get("id"), details)
@@ -314,7 +327,7 @@ class Endpoint:
                     break
         # If several answers were asked for, the end of one says nothing about the others.
         if not work.ended or (not done and several(work.dialect, work.body)):
-            raise upstream.broken("it ended its stream before the answer's end")
+            raise upstream.broken(_TOO_SHORT)
         await self._finish(work, replica)
 
     def _take(self, work: _Work, batch: list[sse.Event], again: int) -> bool:

@@ -120,6 +120,12 @@ def test_without_keys_it_does_not_listen_beyond_this_machine(ramify: Any, host: 
     assert said.status == 2 and "--client-key" in said.err and "--insecure-no-keys" in said.err
 
 
+@pytest.mark.parametrize("key", ["", " ", "a b", "schlüssel", "a\n"])
+def test_a_key_that_no_client_could_show_is_refused(ramify: Any, key: str) -> None:
+    said = ramify("serve", "--client-key", "good", "--client-key", key)
+    assert said.status == 2 and "--client-key" in said.err
+
+
 def test_a_name_that_no_client_could_send_is_refused(ramify: Any) -> None:
     said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--allow-host", "http://x/")
     assert said.status == 2 and "is not a host name" in said.err

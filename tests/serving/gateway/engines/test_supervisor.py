@@ -12,6 +12,7 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.engines import supervisor
 from ramify.serving.gateway.engines.replicas import EngineTraits
 from ramify.serving.gateway.engines.supervisor import SupervisedEngine
+from ramify.serving.gateway.http.app import create_gateway
 
 
 class Mortal:
@@ -102,6 +103,17 @@ async def test_engine_that_never_starts_is_an_error() -> None:
     with pytest.raises(EngineFailed, match="did not start"):
         async with SupervisedEngine(0, lambda: Mortal([], stillborn=True), EngineTraits()):
             pytest.fail("it runs")
+
+
+async def test_a_gateway_that_stops_leaves_the_engine_to_its_supervisor() -> None:
+    """Which asks the engine until it ends it: a closed connection would count as a fault of the watch."""
+    lives: list[Mortal] = []
+    async with SupervisedEngine(0, lambda: Mortal(lives), EngineTraits()) as one:
+        app = create_gateway([one.replica])
+        async with app.router.lifespan_context(app):
+            upstream = one.replica.upstream
+        assert upstream is not None and not upstream._http.is_closed
+    assert upstream._http.is_closed
 
 
 async def test_bug_in_the_watch_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,6 +61,15 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "schema": {"type": "boolean"}}}, "response_format"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "text", "schema": {"type": "boolean"}}}, "response_format"),
+        ({"messages": [1]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
+        ({"messages": [{"role": "tool", "tool_call_id": "c", "content": 5}]}, "messages"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
         (_shaped(False), "response_format"),
         (_shaped("x", strict=False), "response_format"),
@@ -93,7 +102,7 @@ def test_what_the_engine_would_not_do_is_refused_by_name(more: dict[str, Any], p
 
 
 def test_values_that_the_engine_knows_are_passed_on() -> None:
-    known = {"stop": "a", "n": 2, "temperature": 0, "top_p": 1, "logprobs": True, "top_logprobs": 0, "tools": [TOOL]}
+    known = {"stop": "a", "n": 2, "temperature": 0, "top_p": 1, "logprobs": True, "top_logprobs": 2, "tools": [TOOL]}
     for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "f"}}):
         body = {**ASK, **known, "tool_choice": choice}
         assert chat_for_llama_cpp(body) == body
@@ -101,12 +110,12 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
         assert chat_for_llama_cpp({**ASK, "logit_bias": bias})["logit_bias"] == bias
     nothing = {"type": "text", "json_schema": None, "schema": None}  # null is what is not there
     assert chat_for_llama_cpp({**ASK, "response_format": nothing})["response_format"]["type"] == "text"
-    for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}, {"prompt": ""}):
+    for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}):
         assert text_for_llama_cpp(text) == text
     for shape in ({"response_format": {"type": "json_object"}}, {"json_schema": {}, "grammar": "root ::= [a]"}):
         with pytest.raises(ApiError, match="json_schema"):
             text_for_llama_cpp({"prompt": "a", **shape})
-    for missing in ({}, {"prompt": []}):
+    for missing in ({}, {"prompt": []}, {"prompt": ""}, {"prompt": ["a", ""]}, {"prompt": [[1], []]}):
         with pytest.raises(ApiError, match="prompt: "):
             text_for_llama_cpp(missing)
 

@@ -235,6 +235,8 @@ async def test_errors_have_anthropics_shape() -> None:
         ({"mcp_servers": []}, "mcp_servers"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": {"type": "all"}}, "tool_choice"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"system": 5}, "system"),
     ],
 )
 async def test_what_a_chat_cannot_say_is_refused_by_name(body: dict[str, object], param: str) -> None:

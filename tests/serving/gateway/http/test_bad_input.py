@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http import exchange
 from ramify.serving.gateway.http.app import create_gateway
-from ramify.serving.gateway.http.connections import MAX_HEAD, SlowClientProtocol
+from ramify.serving.gateway.http.connections import MAX_FRAMING, MAX_HEAD, SlowClientProtocol
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.protocol.tags import HEADER
 from ramify.serving.testing import ScriptedModel, ScriptedServer
@@ -225,6 +225,8 @@ async def test_prompt_that_cannot_fit_takes_no_slot(path: str, body: dict[str, A
 
     def engine(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.path)
+        if json.loads(request.content).get("stream"):  # several answers at once
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=b"data: [DONE]\n\n")
         return httpx.Response(200, json={"id": "x", "choices": []})
 
     upstream = Upstream("http://engine/v1", transport=httpx.MockTransport(engine))
@@ -283,6 +285,33 @@ async def test_endless_request_head_is_refused(tmp_path: Path) -> None:
         except ConnectionResetError:  # it was closed while there was still something to read
             said = b""
         assert said == b"" or said.startswith(b"HTTP/1.1 431 ")
+        assert await stands(url)
+
+
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (CHUNKED + b"1;", b"a" * 1000),
+        (CHUNKED + b"0\r\n", b"x-a: a\r\n" * 100),
+        (CHUNKED + b"1;a=b\r\n{\r\n0\r\n", b"x-b: " + b"a" * 1000 + b"\r\n"),
+    ],
+)
+async def test_endless_framing_of_a_body_is_refused(tmp_path: Path, begun: bytes, more: bytes) -> None:
+    """Chunk extensions and trailers belong to no body, and no header of the head."""
+    async with on_a_port(tmp_path) as (reader, writer, url):
+        writer.write(begun)
+        with suppress(ConnectionResetError):  # what is closed while something is still to be read
+            for _ in range(2 * MAX_FRAMING // len(more)):
+                writer.write(more)
+                await writer.drain()
+        try:
+            said = await asyncio.wait_for(reader.read(), 20)
+        except ConnectionResetError:
+            said = b""
+        assert said == b"" or said.startswith(b"HTTP/1.1 400 ")
         assert await stands(url)
 
 

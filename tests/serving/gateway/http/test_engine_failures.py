@@ -54,6 +54,29 @@ async def test_engine_refusal_passes_through() -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (400, "upstream_refused")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/responses"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        httpx.Response(302, headers={"location": "http://elsewhere/"}, json={}),
+        httpx.Response(304, json={"choices": []}),
+        httpx.Response(200, json={"error": {"message": "out of order"}}),
+        httpx.Response(200, json={}),
+    ],
+    ids=["redirect", "unchanged", "error", "nothing"],
+)
+async def test_what_is_no_answer_is_none(said: httpx.Response, path: str, stream: bool) -> None:
+    """Redirects are not followed, and no server says an error with status 200 in vain."""
+    if path == "/responses" and said.status_code == 200 and not stream:
+        pytest.skip("a response has no field that all servers send")
+    body = {"messages": MESSAGES, "prompt": "hi", "input": "hi", "stream": stream}
+    async with client_of(gateway(httpx.MockTransport(lambda _: said))) as client:
+        response = await client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_failed")
+    assert ("out of order" in response.text) == ("out of order" in said.text and not stream)
+
+
 async def test_stalled_stream_is_an_error_event_and_closes_the_request() -> None:
     closed = asyncio.Event()
 
