@@ -137,7 +137,7 @@ def dump_process(
         tracee.blocked = ALL_SIGNALS  # signals wait until the process runs on
         try:
             files = open_files(pid, private, pipes, locks=shares_files)
-            found = process_memory.with_flags(pid, process_memory.areas(pid))
+            found = process_memory.areas_with_flags(pid)
             kernels = tuple(area for area in found if area.name in process_memory.KERNELS)
             tracee.step_from(next(area for area in kernels if area.name == "[vdso]"))
             later = restart_interrupted_call(registers, tracee.memory)
