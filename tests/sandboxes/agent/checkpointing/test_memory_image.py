@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,12 +18,14 @@ from ramify.sandboxes.agent.checkpointing.memory_image import (
     BasePages,
     Place,
     StoredArea,
+    _own_runs,
     _split_at_base,
+    _Stopped,
     _union,
     _without_holes,
     places,
 )
-from ramify.sandboxes.linux.process_memory import PAGE, Area
+from ramify.sandboxes.linux.process_memory import PAGE, Area, areas
 
 AT = 1 << 20
 runs = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40))).map(
@@ -97,3 +103,21 @@ def test_a_ground_lists_its_data(tmp_path: Path) -> None:
         held = pages(list(base.holding(16 * PAGE, 128 * PAGE)))
         assert 48 * PAGE in held
         assert pages(list(base.holding(200 * PAGE, 256 * PAGE))) <= {at * PAGE for at in range(56)}
+
+
+def test_own_pages_of_all_areas_are_those_of_each() -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    with subprocess.Popen([sys.executable, "-c", program]) as stopped:
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        try:
+            found = areas(stopped.pid)
+            with Path(f"/proc/{stopped.pid}/pagemap").open("rb") as pagemap:
+                runs = _own_runs(pagemap.fileno(), found)
+                if runs is None:
+                    pytest.skip("PAGEMAP_SCAN needs Linux 6.7")
+                at_once, each = (_Stopped(pagemap.fileno(), -1, (), known) for known in (runs, None))
+                for one in found:
+                    for part in (one, replace(one, start=one.end - PAGE), replace(one, end=one.start + PAGE)):
+                        assert list(at_once.own(part)) == list(each.own(part)), part
+        finally:
+            stopped.kill()
