@@ -19,10 +19,10 @@ import errno
 import fcntl
 import itertools
 import os
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ramify.sandboxes.agent.checkpointing.byte_ranges import BLOCK, ByteRange, PageCopier, union, without
 from ramify.sandboxes.linux.checkpoint_support import WriteTracker
 from ramify.sandboxes.linux.process_memory import (
     KERNELS,
@@ -38,7 +38,6 @@ from ramify.sandboxes.linux.process_memory import (
 from ramify.sandboxes.linux.ptrace import Tracee
 
 FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
-BLOCK = 1 << 18
 MOST_AREAS = 8192
 MOST_BYTES = 1 << 36  # of mapped addresses: the page table entry of each page is read
 LOOK = 1 << 27  # bytes of addresses to read entries of at once
@@ -49,10 +48,6 @@ SHARE = 8  # nor is one below an eighth of the base: every fork writes the diffe
 
 class CannotDump(Exception):
     """Some state of the process that no image can hold. The text says what."""
-
-
-ByteRange = tuple[int, int]
-"""A range of an area's bytes: its offset and its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +206,7 @@ def _without_holes(area: Area, runs: Sequence[ByteRange]) -> Iterator[StoredArea
 
 def _write_areas(image: int, memory: int, kept: Sequence[StoredArea]) -> list[StoredArea]:
     placed, at = [], 0
-    pages = _Pages(memory, image)
+    pages = PageCopier(memory, image)
     for one in kept:
         if one.runs:
             one = replace(one, at=at)
@@ -301,11 +296,11 @@ class _Stopped:
         if part.of == base.mapped_as and part.offset == below and part.inode:
             candidates = self._own_pages(part)  # all other pages are the base itself
         else:
-            candidates = _union([*self.own(part), *base.holding(below, below + part.size)])
+            candidates = union([*self.own(part), *base.holding(below, below + part.size)])
             if base.writes is not None:
                 same = base.writes.not_written(self.pagemap, part.start, part.end)
-                candidates = _without(candidates, ((start - part.start, end - start) for start, end in same))
-        return _union(
+                candidates = without(candidates, ((start - part.start, end - start) for start, end in same))
+        return union(
             run for offset, length in candidates for run in self._differing_pages(part, offset, length, base, below)
         )
 
@@ -320,36 +315,6 @@ class _Stopped:
                 for at in range(0, size, PAGE):
                     if here[at : at + PAGE] != there[at : at + PAGE]:
                         yield first + at, PAGE
-
-
-def _union(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
-    """The union of the runs, ascending."""
-    begin = end = 0
-    for offset, length in sorted(runs):
-        if offset > end:
-            if end > begin:
-                yield begin, end - begin
-            begin, end = offset, offset
-        end = max(end, offset + length)
-    if end > begin:
-        yield begin, end - begin
-
-
-def _without(runs: Iterable[ByteRange], gone: Iterable[ByteRange]) -> Iterator[ByteRange]:
-    """What is left of the runs. Both ascend without overlaps."""
-    left = deque(gone)
-    for offset, length in runs:
-        end = offset + length
-        while left and sum(left[0]) <= offset:
-            left.popleft()
-        for start, size in left:
-            if start >= end:
-                break
-            if start > offset:
-                yield offset, start - offset
-            offset = max(offset, start + size)
-        if offset < end:
-            yield offset, end - offset
 
 
 def _split_at_base(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
@@ -387,7 +352,7 @@ def _own_runs(pagemap: int, found: Sequence[Area]) -> list[Addresses] | None:
     """Runs of own pages of the whole process, ascending, by one question for all areas; None before Linux 6.7."""
     try:
         runs = OWN_PAGES.found(pagemap, found[0].start, found[-1].end) if found else ()
-        return [(at, at + length) for at, length in _union((start, end - start) for start, end in runs)]
+        return [(at, at + length) for at, length in union((start, end - start) for start, end in runs)]
     except OSError:
         return None
 
@@ -406,34 +371,6 @@ def _own_pages_by_entries(pagemap: int, area: Area) -> Iterator[ByteRange]:
                 begun = -1
     if begun >= 0:
         yield begun, area.size - begun
-
-
-class _Pages:
-    """Copies memory into an image. What comes to lie side by side there is written at once: most areas that are no
-    base have a page or two of their own."""
-
-    def __init__(self, memory: int, image: int) -> None:
-        self._memory, self._image = memory, image
-        self._room = memoryview(bytearray(BLOCK))
-        self._at = self._filled = 0
-
-    def copy(self, address: int, at: int, length: int) -> None:
-        if at != self._at + self._filled:
-            self.write()
-            self._at = at
-        while length:
-            got = os.preadv(self._memory, [self._room[self._filled : self._filled + length]], address)
-            self._filled += got
-            address, length = address + got, length - got
-            if self._filled == BLOCK:
-                self.write()
-
-    def write(self) -> None:
-        """Write what was copied."""
-        done = 0
-        while done < self._filled:
-            done += os.pwrite(self._image, self._room[done : self._filled], self._at + done)
-        self._at, self._filled = self._at + done, 0
 
 
 def copy_base_into_memory(memory: int, base: int, kept: StoredArea) -> None:

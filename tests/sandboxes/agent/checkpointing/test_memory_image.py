@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.sandboxes.agent.checkpointing.byte_ranges import union
 from ramify.sandboxes.agent.checkpointing.memory_image import (
     HOLE,
     BasePages,
@@ -21,7 +21,6 @@ from ramify.sandboxes.agent.checkpointing.memory_image import (
     _own_runs,
     _split_at_base,
     _Stopped,
-    _union,
     _without_holes,
     places,
 )
@@ -39,13 +38,6 @@ def area(size: int, name: str = "") -> Area:
 
 def pages(found: list[tuple[int, int]]) -> set[int]:
     return {at for offset, length in found for at in range(offset, offset + length, PAGE)}
-
-
-@given(runs)
-def test_joined_runs_hold_the_same_pages_in_order_and_apart(found: list[tuple[int, int]]) -> None:
-    joined = list(_union(found))
-    assert pages(joined) == pages(found)
-    assert all(one[0] + one[1] < other[0] for one, other in itertools.pairwise(joined))
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(1, 60))
@@ -67,7 +59,7 @@ def test_an_area_is_cut_where_its_ground_begins_and_ends(wanted: list[tuple[int,
 
 @given(runs, st.integers(0, 3000))
 def test_areas_cut_at_holes_are_the_same_memory(found: list[tuple[int, int]], more: int) -> None:
-    own = list(_union(found))
+    own = list(union(found))
     size = (own[-1][0] + own[-1][1] if own else PAGE) + more * PAGE
     parts = list(_without_holes(area(size), own))
     assert [kept.area.start for kept in parts] == [AT, *(kept.area.end for kept in parts[:-1])]
