@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 BLOCK = 1 << 18  # bytes that are copied or compared at once
+AHEAD = 1 << 16  # bytes that are read at least, if the file has them
 
 ByteRange = tuple[int, int]
 """A range of an area's bytes: its offset and its length."""
@@ -68,3 +69,21 @@ class PageCopier:
         while done < self._filled:
             done += os.pwrite(self._image, self._room[done : self._filled], self._at + done)
         self._at, self._filled = self._at + done, 0
+
+
+class FileReader:
+    """Reads ranges of a file that mostly follow one another, many at once."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._at, self._held = 0, memoryview(b"")
+
+    def read(self, at: int, most: int) -> memoryview:
+        """Some of the bytes from there on. Raises `OSError` if the file has none."""
+        if not self._at <= at < self._at + len(self._held):
+            size = max(AHEAD, min(most, BLOCK))
+            self._at, self._held = at, memoryview(os.pread(self._file, size, at))
+            if not self._held:
+                raise OSError(f"the file has no bytes at {at}")
+        first = at - self._at
+        return self._held[first : first + most]

@@ -22,7 +22,14 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ramify.sandboxes.agent.checkpointing.byte_ranges import BLOCK, ByteRange, PageCopier, union, without
+from ramify.sandboxes.agent.checkpointing.byte_ranges import (
+    BLOCK,
+    ByteRange,
+    FileReader,
+    PageCopier,
+    union,
+    without,
+)
 from ramify.sandboxes.linux.checkpoint_support import WriteTracker
 from ramify.sandboxes.linux.process_memory import (
     KERNELS,
@@ -381,10 +388,10 @@ def copy_base_into_memory(memory: int, base: int, kept: StoredArea) -> None:
             os.pwrite(memory, data, kept.area.start + first)
 
 
-def read_into_memory(memory: int, image: int, kept: StoredArea) -> None:
+def read_into_memory(memory: int, image: FileReader, kept: StoredArea) -> None:
     """Copy the runs from the image into the memory."""
     for place, offset, length in kept.placed():
         done = 0
         while done < length:
-            data = os.pread(image, min(length - done, BLOCK), place + done)
+            data = image.read(place + done, length - done)
             done += os.pwrite(memory, data, kept.area.start + offset + done)

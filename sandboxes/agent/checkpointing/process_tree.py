@@ -224,7 +224,7 @@ class _Source:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """One process that was restored. `shares`: it has pages of the image, and the filter for them. `found`: what it
-    had mapped before it ran on."""
+    had mapped before it ran on; nothing for a copy, which maps no image."""
 
     image: Image
     shares: bool
@@ -263,7 +263,7 @@ def restore_tree(
                 tracee.await_exec()
                 source = sources[tracee.pid]
                 rebuild(tracee, source.image, source.memory, shares=source.shares, written=written)
-                found[tracee.pid] = tuple(areas(tracee.pid))
+                found[tracee.pid] = tuple(areas(tracee.pid)) if source.shares else ()
                 resource_limits.limit_restored(tracee.pid, source.image.program.limits, open_files)
             for member in tree.members if frozen else ():
                 os.kill(member.pid, signal.SIGSTOP)  # it stops when it is released

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.sandboxes.agent.checkpointing.byte_ranges import BLOCK, PageCopier, union
+from ramify.sandboxes.agent.checkpointing.byte_ranges import AHEAD, BLOCK, FileReader, PageCopier, union
 
 PAGE = 4096
 runs = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40))).map(
@@ -50,3 +50,17 @@ def test_memory_is_copied_to_where_it_belongs(tmp_path: Path, wanted: list[tuple
             expected[at : at + length] = data.raw[offset : offset + length]
         copier.write()
         assert image.read() == expected
+
+
+def test_ranges_of_a_file_are_read_in_any_order(tmp_path: Path) -> None:
+    data = os.urandom(2 * BLOCK + 5)
+    (tmp_path / "image").write_bytes(data)
+    with (tmp_path / "image").open("rb") as image:
+        reader = FileReader(image.fileno())
+        for at, length in ((7, 3), (10, AHEAD), (AHEAD - 1, 2 * BLOCK), (0, 1), (len(data) - 2, 2)):
+            got = b""
+            while len(got) < length and at + len(got) < len(data):
+                got += reader.read(at + len(got), length - len(got))
+            assert got == data[at : at + length]
+        with pytest.raises(OSError, match="no bytes"):
+            reader.read(len(data), 1)
