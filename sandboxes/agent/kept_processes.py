@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ramify.sandboxes.agent import confinement
@@ -42,6 +43,7 @@ class ProcessKeeper(ShellPreparer):
         super().__init__(start, link, host, tree)
         self._frozen: list[processes.Process] = []
         self._ephemeral: EphemeralState | None = None
+        self._kept_last = False  # whether the last dump of a tree could be made: then the next is tried at once
         self._bases: dict[tuple[int, int], ImageBase] = {}  # by process: what its next image may build on
         self._mapped: frozenset[FileId] = frozenset()  # files of images that restored processes and their forks map
         self._sharing: set[tuple[int, int]] = set()  # the processes that do, and are filtered for it
@@ -54,17 +56,20 @@ class ProcessKeeper(ShellPreparer):
         shell = self._shell
         if self._criu is None or self._tree is None:
             return Dumped("this world has no CRIU")
-        strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
+        found = self._all()
+        strays = [p.pid for p in found if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
         if strays or shell is None:
             return Dumped(f"processes {strays} do not descend from the shell, and a dump covers one process tree")
         place = Path(self._tree.path_inside(message.images))
-        last = max(p.pid for p in self._all())
+        last = max(p.pid for p in found)
         sessions = {session.name: session.pid for session in self._sessions}
         note = DumpNote(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions)
         try:
             taken = self._dump_tree(place, note, message.bases)
+            self._kept_last = True
             return Dumped(maps_files=self._maps_files(), taken=taken, tree=True)
         except (CannotDump, OSError) as error:
+            self._kept_last = False
             self._thaw()
             why = str(error)
             if isinstance(error, CannotKeep):
@@ -112,13 +117,14 @@ class ProcessKeeper(ShellPreparer):
         of_sessions = (f"{session.name}.{end}" for session in self._sessions for end in ("in", "out"))
         pipes = ("script", "control", "out", "err", *of_sessions)
         found = self._family(note.shell)
-        with suppress(OSError):  # a running process may end or close a file meanwhile: the second check decides
-            members_of(found, self._start.private, pipes, self._sharing)  # refuse without stopping anything
+        if not self._kept_last:
+            with suppress(OSError):  # a running process may end or close a file meanwhile: the second check decides
+                members_of(found, self._start.private, pipes, self._sharing)  # refuse without stopping anything
         if any(process.state in "Tt" for process in found):
             raise CannotDump("a process was stopped")
         self._freeze_all()
         found = self._family(note.shell)
-        members = members_of(found, self._start.private, pipes, self._sharing)
+        members, opened = members_of(found, self._start.private, pipes, self._sharing)
         ephemeral = self._ephemeral_state()
         ephemeral.refuse_of_world()
         for process in found:
@@ -128,9 +134,8 @@ class ProcessKeeper(ShellPreparer):
         for process in found:
             base = replace(self._bases.get(process.key, ImageBase()), restored_from=self._mapped)
             folder, name = place / str(process.pid), str(process.pid)
-            made = process_dump.dump_process(
-                name, process.pid, folder, self._start.private, pipes, base, view.points, shares_files=True
-            )
+            files = partial(opened.__getitem__, process.pid)  # as they stand still, they are the same
+            made = process_dump.dump_process(name, process.pid, folder, files, base, view.points, shares_files=True)
             taken[name] = 0 if made is not None or base.base is None else base.base.inode
             if made is not None:
                 base.close()

@@ -193,9 +193,13 @@ class Tracee:
 
         Raises `OSError` for the first that failed; the others were made all the same."""
         results = self.try_all(calls, room)
+        self.check(calls, results)
+        return results
+
+    def check(self, calls: Sequence[Call], results: Sequence[int]) -> None:
+        """Raise `OSError` for the first of these calls that failed."""
         for call, result in zip(calls, results, strict=True):
             self._checked(call[0], result)
-        return results
 
     def try_all(self, calls: Sequence[Call], room: int) -> list[int]:
         """As `run`; a call that failed has its negative error number as its result."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.linux import kernel, process_memory
 from ramify.sandboxes.linux.mount_table import is_within, parse
+from ramify.sandboxes.linux.processes import contents
 
 SHARED_MEMORY = "/dev/shm"
 PLACES = (SHARED_MEMORY, "/run", "/var/tmp", "/tmp")  # of these, those that are a tmpfs
@@ -48,7 +49,7 @@ class EphemeralState:
         """Raise `CannotKeep` for what belongs to no process."""
         for name, what in SYSTEM_V.items():
             with contextlib.suppress(FileNotFoundError):  # a kernel without it
-                if len(Path("/proc/sysvipc", name).read_bytes().splitlines()) > 1:
+                if len(contents(f"/proc/sysvipc/{name}").splitlines()) > 1:
                     raise CannotKeep(f"the world has {what} of System V, which no snapshot keeps")
         if self._queues >= 0 and (queues := os.listdir(f"/proc/self/fd/{self._queues}")):  # noqa: PTH208
             raise CannotKeep(f"the world has the POSIX message queue /{queues[0]}, which no snapshot keeps")
@@ -57,24 +58,26 @@ class EphemeralState:
 
     def refuse_of_process(self, pid: int) -> None:
         """Raise `CannotKeep` for what a process stands in, holds open or has mapped."""
-        here = Path("/proc", str(pid))
-        if (here / "personality").read_bytes() != Path("/proc/self/personality").read_bytes():
+        here = f"/proc/{pid}"
+        if contents(f"{here}/personality") != contents("/proc/self/personality"):
             raise CannotKeep(f"process {pid}: it has a personality of its own, as by setarch")
-        program = str((here / "exe").readlink())
+        program = os.readlink(f"{here}/exe")  # noqa: PTH115
         if not os.access(program, os.X_OK):
             raise CannotKeep(f"process {pid}: its program was removed or may no longer be executed: {program}")
-        mapped = (here / "maps").read_bytes()
+        mapped = contents(f"{here}/maps")
         for device, place in self._by_name.items():
             if f" {device} ".encode() in mapped:
                 raise CannotKeep(f"process {pid}: it has mapped a file of {place}, which no snapshot keeps")
-        self._refuse(pid, here / "cwd", "its working folder is")
-        for entry in (here / "fd").iterdir():
+        cwd = f"{here}/cwd"
+        self._refuse(pid, cwd, os.stat(cwd), "its working folder is")  # noqa: PTH116
+        for number in os.listdir(f"{here}/fd"):  # noqa: PTH208
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                self._refuse(pid, entry, "it has open")
-                if stat.S_ISDIR(entry.stat().st_mode) and _noted(pid, entry.name, "pos"):
-                    raise CannotKeep(
-                        f"process {pid}: it is listing {entry.readlink()}, and a fork may list it otherwise"
-                    )
+                link = f"{here}/fd/{number}"
+                found = os.stat(link)  # noqa: PTH116
+                self._refuse(pid, link, found, "it has open")
+                if stat.S_ISDIR(found.st_mode) and _noted(pid, number, "pos"):
+                    path = os.readlink(link)  # noqa: PTH115
+                    raise CannotKeep(f"process {pid}: it is listing {path}, and a fork may list it otherwise")
 
     def refuse_of_any(self, pids: Iterable[int]) -> None:
         """Raise `CannotKeep` for all of the above and for what CRIU alone would lose."""
@@ -99,12 +102,11 @@ class EphemeralState:
                     "it might not see that"
                 )
 
-    def _refuse(self, pid: int, link: Path, how: str) -> None:
-        found = link.stat()
+    def _refuse(self, pid: int, link: str, found: os.stat_result, how: str) -> None:
         place = self._places.get(found.st_dev)
         if place is None or not found.st_nlink or stat.S_ISCHR(found.st_mode):
             return
-        path = str(link.readlink())
+        path = os.readlink(link)  # noqa: PTH115
         of_agent = stat.S_ISFIFO(found.st_mode) and is_within(path, self._private)
         if path != place and not of_agent:
             raise CannotKeep(f"process {pid}: {how} {path}, and no snapshot keeps {place}")
@@ -112,8 +114,8 @@ class EphemeralState:
 
 def _noted(pid: int, descriptor: str, name: str, *, base: int = 10) -> int:
     """A number in the kernel's notes on a descriptor. Raises `FileNotFoundError`."""
-    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
-        if line.startswith(f"{name}:"):
+    for line in contents(f"/proc/{pid}/fdinfo/{descriptor}").splitlines():
+        if line.startswith(f"{name}:".encode()):
             return int(line.split()[1], base)
     return 0
 

@@ -17,17 +17,34 @@ import bisect
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ramify.sandboxes.agent.checkpointing.byte_ranges import (
+    BLOCK,
+    ByteRange,
+    FileReader,
+    PageCopier,
+    union,
+    without,
+)
 from ramify.sandboxes.linux.checkpoint_support import WriteTracker
-from ramify.sandboxes.linux.process_memory import KERNELS, OWN, OWN_PAGES, PAGE, WRITE, Area, FileId, areas
+from ramify.sandboxes.linux.process_memory import (
+    KERNELS,
+    OWN,
+    OWN_PAGES,
+    PAGE,
+    WRITE,
+    Addresses,
+    Area,
+    FileId,
+    areas,
+)
 from ramify.sandboxes.linux.ptrace import Tracee
 
 FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
-BLOCK = 1 << 18
 MOST_AREAS = 8192
 MOST_BYTES = 1 << 36  # of mapped addresses: the page table entry of each page is read
 LOOK = 1 << 27  # bytes of addresses to read entries of at once
@@ -38,10 +55,6 @@ SHARE = 8  # nor is one below an eighth of the base: every fork writes the diffe
 
 class CannotDump(Exception):
     """Some state of the process that no image can hold. The text says what."""
-
-
-ByteRange = tuple[int, int]
-"""A range of an area's bytes: its offset and its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,22 @@ def places(kept: Iterable[StoredArea], *, whole: bool) -> tuple[Place, ...]:
     return tuple(sorted(found, key=lambda place: place.start))
 
 
+def kept_areas(found: Sequence[Area], restored_from: Collection[FileId], *, shares_files: bool = False) -> list[Area]:
+    """Of all areas of a process those that its image keeps: all but the kernel's. Raises `CannotDump`.
+
+    `restored_from`: files that its pages were mapped from when it was restored; those pages are its own.
+    `shares_files`: memory by which it writes to files is mapped again from them.
+    """
+    if len(found) > MOST_AREAS:
+        raise CannotDump(f"it has {len(found)} mappings, more than the maximum of {MOST_AREAS}")
+    if sum(area.size for area in found) > MOST_BYTES:
+        raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
+    kept = [area for area in found if area.name not in KERNELS]
+    for area in kept:
+        _check(area, once=area.of in restored_from, shares_files=shares_files)
+    return kept
+
+
 def write_image(
     pid: int,
     found: Sequence[Area],
@@ -141,28 +170,17 @@ def write_image(
     image: int,
     restored_from: Collection[FileId],
     base: BasePages | None,
-    *,
-    shares_files: bool = False,
 ) -> list[StoredArea]:
-    """Write the process's own pages into the file `image`; return all its areas except the kernel's.
+    """Write the process's own pages in the areas `found` (`kept_areas`, with their flags) into the file `image`.
 
-    `found`: all its areas, with their flags. `restored_from`: files that its pages were mapped from when it was
-    restored; those pages are its own. With `base`, pages that lie there already are left out, unless too much
-    differs. `shares_files`: memory by which it writes to files is mapped again from them. Raises `CannotDump`.
+    `restored_from`: as there. With `base`, pages that lie there already are left out, unless too much differs.
     """
-    if len(found) > MOST_AREAS:
-        raise CannotDump(f"it has {len(found)} mappings, more than the maximum of {MOST_AREAS}")
-    if sum(area.size for area in found) > MOST_BYTES:
-        raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
-    found = [area for area in found if area.name not in KERNELS]
-    for area in found:
-        _check(area, once=area.of in restored_from, shares_files=shares_files)
     with _opened(f"/proc/{pid}/pagemap") as pagemap:
-        stopped = _Stopped(pagemap, memory, restored_from)
+        stopped = _Stopped(pagemap, memory, restored_from, _own_runs(pagemap, found))
         kept = [] if base is None else [one for area in found for one in stopped.over(area, base)]
         if base is None or _needs_new_base(kept, base):
             kept = [one for area in found for one in _without_holes(area, tuple(stopped.own(area)))]
-    return _write_areas(image, memory, [replace(one, area=_as_private(one.area, restored_from)) for one in kept])
+    return _write_areas(image, memory, [_as_kept(one, restored_from) for one in kept])
 
 
 def _needs_new_base(kept: Sequence[StoredArea], base: BasePages) -> bool:
@@ -195,19 +213,24 @@ def _without_holes(area: Area, runs: Sequence[ByteRange]) -> Iterator[StoredArea
 
 def _write_areas(image: int, memory: int, kept: Sequence[StoredArea]) -> list[StoredArea]:
     placed, at = [], 0
+    pages = PageCopier(memory, image)
     for one in kept:
-        one = replace(one, at=at if one.runs else 0)
+        if one.runs:
+            one = replace(one, at=at)
         for place, offset, length in one.placed():
-            _copy(memory, one.area.start + offset, image, place, length)
+            pages.copy(one.area.start + offset, place, length)
         placed.append(one)
         at += one.room
+    pages.write()
     os.ftruncate(image, at)
     return placed
 
 
 def tracked(tracee: Tracee, base: BasePages) -> BasePages:
     """The base of a stopped process with a record of what the process writes from now on, where the kernel keeps
-    one."""
+    one. A base without pages is compared with nothing."""
+    if not base.places:
+        return base
     held = [area for area in areas(tracee.pid) if area.plain and not area.inode and _overlaps(area, base.places)]
     with _opened(f"/proc/{tracee.pid}/pagemap") as pagemap:
         return replace(base, writes=WriteTracker.begin(tracee, pagemap, [(area.start, area.end) for area in held]))
@@ -233,6 +256,10 @@ def _as_private(area: Area, restored_from: Collection[FileId]) -> Area:
     return replace(area, **of_no_file) if area.of in restored_from else area  # type: ignore[arg-type]
 
 
+def _as_kept(one: StoredArea, restored_from: Collection[FileId]) -> StoredArea:
+    return replace(one, area=_as_private(one.area, restored_from)) if one.area.of in restored_from else one
+
+
 @dataclass(frozen=True, slots=True)
 class _Stopped:
     """A stopped process, to be read."""
@@ -240,6 +267,7 @@ class _Stopped:
     pagemap: int
     memory: int
     restored_from: Collection[FileId]
+    own_runs: Sequence[Addresses] | None  # of all its areas; None if each area has to be asked for
 
     def own(self, area: Area) -> Iterator[ByteRange]:
         if area.forgets:
@@ -247,7 +275,20 @@ class _Stopped:
         if area.of in self.restored_from:
             yield 0, area.size
         else:
-            yield from _own_pages(self.pagemap, area)
+            yield from self._own_pages(area)
+
+    def _own_pages(self, area: Area) -> Iterator[ByteRange]:
+        """Runs of the process's own pages: present or swapped out, and not a file's."""
+        if "s" in area.modes:
+            return
+        if self.own_runs is None:
+            yield from _own_pages_by_entries(self.pagemap, area)
+            return
+        first = bisect.bisect_right(self.own_runs, area.start, key=lambda run: run[1])
+        for start, end in itertools.islice(self.own_runs, first, None):
+            if start >= area.end:
+                return
+            yield max(start, area.start) - area.start, min(end, area.end) - max(start, area.start)
 
     def over(self, area: Area, base: BasePages) -> Iterator[StoredArea]:
         """Split the area at the base's borders: for each part, the runs that differ from the base, or its own."""
@@ -260,13 +301,13 @@ class _Stopped:
 
     def _differing(self, part: Area, base: BasePages, below: int) -> Iterator[ByteRange]:
         if part.of == base.mapped_as and part.offset == below and part.inode:
-            candidates = _own_pages(self.pagemap, part)  # all other pages are the base itself
+            candidates = self._own_pages(part)  # all other pages are the base itself
         else:
-            candidates = _union([*self.own(part), *base.holding(below, below + part.size)])
+            candidates = union([*self.own(part), *base.holding(below, below + part.size)])
             if base.writes is not None:
                 same = base.writes.not_written(self.pagemap, part.start, part.end)
-                candidates = _without(candidates, ((start - part.start, end - start) for start, end in same))
-        return _union(
+                candidates = without(candidates, ((start - part.start, end - start) for start, end in same))
+        return union(
             run for offset, length in candidates for run in self._differing_pages(part, offset, length, base, below)
         )
 
@@ -281,36 +322,6 @@ class _Stopped:
                 for at in range(0, size, PAGE):
                     if here[at : at + PAGE] != there[at : at + PAGE]:
                         yield first + at, PAGE
-
-
-def _union(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
-    """The union of the runs, ascending."""
-    begin = end = 0
-    for offset, length in sorted(runs):
-        if offset > end:
-            if end > begin:
-                yield begin, end - begin
-            begin, end = offset, offset
-        end = max(end, offset + length)
-    if end > begin:
-        yield begin, end - begin
-
-
-def _without(runs: Iterable[ByteRange], gone: Iterable[ByteRange]) -> Iterator[ByteRange]:
-    """What is left of the runs. Both ascend without overlaps."""
-    left = deque(gone)
-    for offset, length in runs:
-        end = offset + length
-        while left and sum(left[0]) <= offset:
-            left.popleft()
-        for start, size in left:
-            if start >= end:
-                break
-            if start > offset:
-                yield offset, start - offset
-            offset = max(offset, start + size)
-        if offset < end:
-            yield offset, end - offset
 
 
 def _split_at_base(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
@@ -344,16 +355,13 @@ def _check(area: Area, *, once: bool, shares_files: bool) -> None:
         raise CannotDump(f"it has a mapping of an unknown kind: {area.name}")
 
 
-def _own_pages(pagemap: int, area: Area) -> Iterator[ByteRange]:
-    """Runs of the process's own pages: present or swapped out, and not a file's."""
-    if "s" in area.modes:
-        return
+def _own_runs(pagemap: int, found: Sequence[Area]) -> list[Addresses] | None:
+    """Runs of own pages of the whole process, ascending, by one question for all areas; None before Linux 6.7."""
     try:
-        found = list(OWN_PAGES.found(pagemap, area.start, area.end))
-    except OSError:  # before Linux 6.7
-        yield from _own_pages_by_entries(pagemap, area)
-        return
-    yield from _union((start - area.start, end - start) for start, end in found)
+        runs = OWN_PAGES.found(pagemap, found[0].start, found[-1].end) if found else ()
+        return [(at, at + length) for at, length in union((start, end - start) for start, end in runs)]
+    except OSError:
+        return None
 
 
 def _own_pages_by_entries(pagemap: int, area: Area) -> Iterator[ByteRange]:
@@ -372,15 +380,6 @@ def _own_pages_by_entries(pagemap: int, area: Area) -> Iterator[ByteRange]:
         yield begun, area.size - begun
 
 
-def _copy(memory: int, address: int, image: int, at: int, length: int) -> None:
-    buffer = memoryview(bytearray(min(length, BLOCK)))
-    done = 0
-    while done < length:
-        got = os.preadv(memory, [buffer[: length - done]], address + done)
-        os.pwrite(image, buffer[:got], at + done)
-        done += got
-
-
 def copy_base_into_memory(memory: int, base: int, kept: StoredArea) -> None:
     """Copy an area's part of the base into memory that is all zeros."""
     for first in range(0, kept.area.size, BLOCK):
@@ -389,10 +388,10 @@ def copy_base_into_memory(memory: int, base: int, kept: StoredArea) -> None:
             os.pwrite(memory, data, kept.area.start + first)
 
 
-def read_into_memory(memory: int, image: int, kept: StoredArea) -> None:
+def read_into_memory(memory: int, image: FileReader, kept: StoredArea) -> None:
     """Copy the runs from the image into the memory."""
     for place, offset, length in kept.placed():
         done = 0
         while done < length:
-            data = os.pread(image, min(length - done, BLOCK), place + done)
+            data = image.read(place + done, length - done)
             done += os.pwrite(memory, data, kept.area.start + offset + done)

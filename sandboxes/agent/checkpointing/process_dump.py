@@ -12,14 +12,16 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing.memory_image import (
     BasePages,
     CannotDump,
     StoredArea,
+    kept_areas,
     places,
     tracked,
     write_image,
@@ -35,12 +37,12 @@ from ramify.sandboxes.agent.checkpointing.process_image import (
 )
 from ramify.sandboxes.agent.checkpointing.reopening import (
     REMOVED,
-    refuse_what_cannot_be_opened,
+    Reopening,
     with_openable_paths,
 )
 from ramify.sandboxes.linux import process_memory, processes, resource_limits
 from ramify.sandboxes.linux.process_memory import Area, FileId
-from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
+from ramify.sandboxes.linux.ptrace import CODE, ENTRY, Call, Tracee, restart_interrupted_call, share_open_file
 from ramify.sandboxes.linux.resource_limits import Scheduling
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
@@ -114,21 +116,20 @@ def dump(
     if any(p.parent == pid and p.pid not in spare for p in processes.descendants(pid)):
         raise CannotDump("it has living child processes")
     pipes = (f"{session}.in", f"{session}.out", "out", "err")
-    return dump_process(session, pid, folder, private, pipes, image_base, points)
+    return dump_process(session, pid, folder, lambda: open_files(pid, private, pipes), image_base, points)
 
 
 def dump_process(
     name: str,
     pid: int,
     folder: Path,
-    private: str,
-    pipes: Sequence[str],
+    files_of_it: Callable[[], Sequence[OpenFile]],
     image_base: ImageBase,
     points: Sequence[str] = (),
     *,
     shares_files: bool = False,
 ) -> BasePages | None:
-    """As `dump`, for any process with one thread. `pipes`: the names of the pipes in `private` that it may hold.
+    """As `dump`, for any process with one thread. `files_of_it`: its `open_files`, asked for when it stands still.
     `shares_files`: it may write to files by mappings, and hold locks on them."""
     with Tracee.seize(pid) as tracee:
         tracee.interrupt()
@@ -136,21 +137,22 @@ def dump_process(
         registers, floats = tracee.registers, tracee.floats
         tracee.blocked = ALL_SIGNALS  # signals wait until the process runs on
         try:
-            files = open_files(pid, private, pipes, locks=shares_files)
-            found = process_memory.with_flags(pid, process_memory.areas(pid))
+            files = files_of_it()
+            found = process_memory.areas_with_flags(pid)
             kernels = tuple(area for area in found if area.name in process_memory.KERNELS)
+            own, base = image_base.restored_from, image_base.base
+            found = with_openable_paths(kept_areas(found, own, shares_files=shares_files), own, points)
+            status = processes.status_of(pid)
+            program = _program(pid, status)
             tracee.step_from(next(area for area in kernels if area.name == "[vdso]"))
             later = restart_interrupted_call(registers, tracee.memory)
-            thread, heap_end = _thread(tracee, later, floats, blocked)
-            program = _program(pid)
+            known = (later, floats, blocked, _handled_signals(status))
+            thread, heap_end = _ask(tracee, *known, Reopening(program, files, found, own))
             folder.mkdir()
             with _new(folder / PAGES) as pages:
-                own, base = image_base.restored_from, image_base.base
-                kept = write_image(pid, found, tracee.memory, pages, own, base, shares_files=shares_files)
+                kept = write_image(pid, found, tracee.memory, pages, own, base)
                 made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
             places = (*_address_fields(pid), heap_end)
-            kept = with_openable_paths(kept, points)
-            refuse_what_cannot_be_opened(tracee, program, files, kept)
             image = Image(name, pid, program, thread, places, kernels, tuple(kept), tuple(files))
             if made is not None:
                 if base is not None:
@@ -188,12 +190,11 @@ def base_of_restored(image: Image, folder: Path, found: Sequence[Area]) -> Image
     return ImageBase(base, frozenset(area.of for area in found if area.start in restored_from))
 
 
-def _program(pid: int) -> Program:
-    path = str(Path(f"/proc/{pid}/exe").readlink())
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+def _program(pid: int, status: Mapping[str, str]) -> Program:
+    path = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115
+    name = os.fsdecode(processes.contents(f"/proc/{pid}/comm")).rstrip("\n")
     listed = map(str.split, resource_limits.read_rlimits(pid).splitlines())
     limits = {name: (int(soft), int(hard)) for name, soft, hard in listed}
-    name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     cwd, removed = working_folder(pid)
     umask, how = int(status["Umask"], 8), scheduling_of(pid)
     return Program(path, name, cwd, umask, limits, identity(path), os.uname().release, removed, how)
@@ -210,10 +211,10 @@ def scheduling_of(pid: int) -> Scheduling:
 def working_folder(pid: int) -> tuple[str, bool]:
     """The path of a process's working folder, and whether it was removed from there. Raises `CannotDump` if another
     folder is at its path."""
-    link = Path(f"/proc/{pid}/cwd")
-    path = str(link.readlink())
+    link = f"/proc/{pid}/cwd"
+    path = os.readlink(link)  # noqa: PTH115
     try:
-        if link.samefile(path):
+        if os.path.samefile(link, path):  # noqa: PTH121
             return path, False
     except OSError:
         pass
@@ -223,47 +224,44 @@ def working_folder(pid: int) -> tuple[str, bool]:
 
 
 def identity(path: str) -> tuple[int, int]:
-    found = Path(path).stat()
+    found = os.stat(path)  # noqa: PTH116
     return (found.st_size, found.st_mtime_ns)
 
 
 def _address_fields(pid: int) -> tuple[int, ...]:
-    fields = Path(f"/proc/{pid}/stat").read_bytes()
-    values = fields[fields.rindex(b")") + 2 :].split()
+    values = processes.stat_of(pid)
     return tuple(int(values[number - 3]) for number in PLACES)
 
 
-def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: int) -> tuple[Thread, int]:
-    """The thread's state, and the end of the heap."""
-    signals = _handled_signals(tracee.pid)
+def _ask(
+    tracee: Tracee,
+    registers: dict[str, int],
+    floats: bytes,
+    blocked: int,
+    signals: Sequence[int],
+    reopening: Reopening,
+) -> tuple[Thread, int]:
+    """The thread's state, and the end of the heap. Raises `CannotDump` also for what it may not open again: all that
+    a process is asked for itself it is asked at once, since every time it has to run and to stop. `signals`: those
+    that it handles."""
+    state = partial(_calls_for_state, signals)
+    count = len(state(0)) + len(reopening.calls(0))
+    table = -(-(CODE + count * ENTRY.size) // process_memory.PAGE) * process_memory.PAGE
+    size = table + process_memory.PAGE + len(reopening.paths)
     flags = process_memory.PRIVATE | process_memory.ANONYMOUS
-    room = tracee.call(
-        MMAP,
-        0,
-        3 * process_memory.PAGE,
-        process_memory.READ | process_memory.WRITE | process_memory.EXECUTE,
-        flags,
-        -1,
-        0,
-    )
-    results = room + 2 * process_memory.PAGE
-    calls: list[Call] = [
-        *((GETITIMER, timer, results + 32 * timer) for timer in range(TIMERS)),
-        (PRCTL, PR_GET_TID_ADDRESS, results + 96, 0, 0, 0),
-        (GET_ROBUST_LIST, 0, results + 104, results + 112),
-        (SIGALTSTACK, 0, results + 120),
-        (PRCTL, PR_GET_CHILD_SUBREAPER, results + 144, 0, 0, 0),
-        (PRCTL, PR_GET_PDEATHSIG, results + 148, 0, 0, 0),
-        *((RT_SIGACTION, number, 0, results + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
-        *((PRCTL, asked, 0, 0, 0, 0) for asked, _ in OPTIONS),
-        *((CLOCK_GETTIME, clock, results + TIMES + 16 * n) for n, clock in enumerate(CLOCKS)),
-        (BRK, 0),
-    ]
+    modes = process_memory.READ | process_memory.WRITE | process_memory.EXECUTE
+    room = tracee.call(MMAP, 0, size, modes, flags, -1, 0)
+    results, paths = room + table, room + table + process_memory.PAGE
     try:
-        *_, slack, no_huge_pages, dumpable, _, _, heap_end = tracee.run(calls, room)
+        os.pwrite(tracee.memory, reopening.paths, paths)
+        calls = state(results)
+        told = tracee.try_all([*calls, *reopening.calls(paths)], room)
+        tracee.check(calls, told[: len(calls)])
         data = os.pread(tracee.memory, process_memory.PAGE, results)
     finally:
-        tracee.call(MUNMAP, room, 3 * process_memory.PAGE)
+        tracee.call(MUNMAP, room, size)
+    reopening.refuse(told[len(calls) :])
+    *_, slack, no_huge_pages, dumpable, _, _, heap_end = told[: len(calls)]
     if any(data[: 32 * TIMERS]):
         raise CannotDump("it has a timer set")
     tid_address, head, length = struct.unpack_from("=QQQ", data, 96)
@@ -275,23 +273,36 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     return Thread(*known, subreaper, death_signal, seconds, (slack, no_huge_pages, dumpable)), heap_end
 
 
-def _handled_signals(pid: int) -> list[int]:
+def _calls_for_state(signals: Sequence[int], results: int) -> list[Call]:
+    """The calls that tell a thread's state. They write to the page at `results`."""
+    return [
+        *((GETITIMER, timer, results + 32 * timer) for timer in range(TIMERS)),
+        (PRCTL, PR_GET_TID_ADDRESS, results + 96, 0, 0, 0),
+        (GET_ROBUST_LIST, 0, results + 104, results + 112),
+        (SIGALTSTACK, 0, results + 120),
+        (PRCTL, PR_GET_CHILD_SUBREAPER, results + 144, 0, 0, 0),
+        (PRCTL, PR_GET_PDEATHSIG, results + 148, 0, 0, 0),
+        *((RT_SIGACTION, number, 0, results + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
+        *((PRCTL, asked, 0, 0, 0, 0) for asked, _ in OPTIONS),
+        *((CLOCK_GETTIME, clock, results + TIMES + 16 * n) for n, clock in enumerate(CLOCKS)),
+        (BRK, 0),
+    ]
+
+
+def _handled_signals(status: Mapping[str, str]) -> list[int]:
     """The signals that the process catches or ignores."""
-    masks = 0
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(("SigIgn:", "SigCgt:")):
-            masks |= int(line.split()[1], 16)
+    masks = int(status["SigIgn"], 16) | int(status["SigCgt"], 16)
     return [number for number in range(1, 65) if masks >> (number - 1) & 1]
 
 
 def open_files(pid: int, private: str, pipes: Sequence[str], *, locks: bool = False) -> list[OpenFile]:
     """Its open files. Raises `CannotDump` for one that cannot be opened again, and without `locks` for a locked
     one."""
-    if Path(f"/proc/{pid}/timers").read_bytes():
+    if processes.contents(f"/proc/{pid}/timers"):
         raise CannotDump("it has a timer set")
     own = [f"{private}/{name}" for name in pipes]
     files: list[OpenFile] = []
-    numbers = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    numbers = sorted(map(int, os.listdir(f"/proc/{pid}/fd")))  # noqa: PTH208
     if len(numbers) > MOST_FILES:
         raise CannotDump(f"it has {len(numbers)} files open, more than the maximum of {MOST_FILES}")
     for number in numbers:
@@ -303,9 +314,10 @@ def open_files(pid: int, private: str, pipes: Sequence[str], *, locks: bool = Fa
 def _file(
     pid: int, number: int, private: str, own: Sequence[str], before: list[OpenFile], *, locks: bool
 ) -> OpenFile:
-    link = Path(f"/proc/{pid}/fd/{number}")
-    path, found = str(link.readlink()), link.stat()
-    lines = [line.split(":", 1) for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines()]
+    link = f"/proc/{pid}/fd/{number}"
+    path, found = os.readlink(link), os.stat(link)  # noqa: PTH115, PTH116
+    notes = processes.contents(f"/proc/{pid}/fdinfo/{number}").decode()
+    lines = [line.split(":", 1) for line in notes.splitlines()]
     info = dict(lines)
     flags, position = int(info["flags"], 8), int(info["pos"])
     held = [_lock(value, path) for name, value in lines if name == "lock"]
@@ -317,7 +329,7 @@ def _file(
         raise CannotDump(f"it holds {path} open")
     else:
         try:
-            there = Path(path).stat()
+            there = os.stat(path)  # noqa: PTH116
         except OSError:
             raise CannotDump(f"it holds a file open that was removed from its path: {path}") from None
         if (there.st_dev, there.st_ino) != (found.st_dev, found.st_ino):

@@ -7,7 +7,7 @@ An image is a folder: this record (`NOTE`), the pages (`PAGES`), and perhaps the
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,7 +81,7 @@ class Image:
     files: tuple[OpenFile, ...]
 
     def write(self, folder: Path) -> None:
-        (folder / NOTE).write_text(json.dumps(asdict(self)))
+        (folder / NOTE).write_text(json.dumps(self, default=_fields))
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -92,6 +92,11 @@ class Image:
         raw["areas"] = tuple(StoredArea(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
         raw["files"] = tuple(OpenFile(**file | {"locks": _locks_in(file)}) for file in raw["files"])
         return cls(**raw)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """A record's fields. `dataclasses.asdict` would copy every value first: 3 ms for three programs."""
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def _program_in(raw: dict[str, Any]) -> Program:

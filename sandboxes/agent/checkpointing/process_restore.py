@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import os
 import signal
 import struct
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ramify.sandboxes.agent.checkpointing.byte_ranges import FileReader
 from ramify.sandboxes.agent.checkpointing.memory_image import copy_base_into_memory, read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
@@ -53,7 +55,7 @@ MM_MAP = struct.Struct("=11QQII")
 NO_AUXV, NO_FILE = 0, 0xFFFF_FFFF
 STACK_DISABLED, STACK_IN_USE = 2, 1
 TOP = 0x7FFF_FFFF_F000  # the end of a process's user addresses
-SLOT = 4096  # bytes of scratch space for one value that a call takes by pointer, such as a path
+ALIGNED = 16  # the alignment of a value that a call takes by pointer
 
 
 class CannotRestore(Exception):
@@ -222,9 +224,8 @@ def rebuild(
     written = {kept.area.file for kept in image.areas if kept.area.shared_file} | seen.intersection(written)
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
     pointer_calls = _pointer_calls(image)
-    scratch = _ScratchMemory(
-        2 * len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(pointer_calls))
-    )
+    values = [*(os.fsencode(path) + b"\0" for path in paths), *(data for data, _ in pointer_calls)]
+    scratch = _ScratchMemory(2 * len(image.areas) + len(paths) + len(image.files) + 100, values)
     taken = [*mine, *image.kernels, *(kept.area for kept in image.areas)]
     scratch.at = process_memory.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
     tracee.call(
@@ -236,30 +237,27 @@ def rebuild(
         -1,
         0,
     )
-    for number, path in enumerate(paths):
-        os.pwrite(tracee.memory, os.fsencode(path) + b"\0", scratch.slot(number))
+    os.pwrite(tracee.memory, scratch.values, scratch.address(0))
     opened = tracee.run(
         [
             *_unmap_calls(kernels, wanted, scratch),
             *(
-                (OPENAT, AT_FDCWD, scratch.slot(n), (os.O_RDWR if path in written else os.O_RDONLY) | os.O_CLOEXEC, 0)
+                (OPENAT, AT_FDCWD, scratch.address(n), os.O_CLOEXEC | (os.O_RDWR if path in written else 0), 0)
                 for n, path in enumerate(paths)
             ),
         ],
         scratch.at,
     )
     files = dict(zip(paths, opened[len(opened) - len(paths) :], strict=True))
-    for number, (data, _) in enumerate(pointer_calls):
-        os.pwrite(tracee.memory, data, scratch.slot(number))
     tracee.run(
         [
             *_map_calls(image, files, shares=shares),
-            *(call(scratch.slot(n)) for n, (_, call) in enumerate(pointer_calls)),
+            *(call(scratch.address(n)) for n, (_, call) in enumerate(pointer_calls, len(paths))),
             *_value_calls(image),
         ],
         scratch.at,
     )
-    base, pages = memory
+    base, pages = memory[0], FileReader(memory[1])
     for kept in image.areas:
         if kept.below >= 0 and not shares:
             copy_base_into_memory(tracee.memory, base, kept)
@@ -274,15 +272,19 @@ def rebuild(
 
 
 class _ScratchMemory:
-    """Our scratch memory in the new process: the table of calls, and the values that they point to."""
+    """Our scratch memory in the new process: the table of calls, and behind it the values that they point to."""
 
-    def __init__(self, calls: int, slots: int) -> None:
-        self._slots = -(-(CODE + calls * ENTRY.size) // process_memory.PAGE) * process_memory.PAGE
-        self.size = self._slots + slots * SLOT
+    def __init__(self, calls: int, values: Sequence[bytes]) -> None:
+        self._values = -(-(CODE + calls * ENTRY.size) // process_memory.PAGE) * process_memory.PAGE
+        padded = [value.ljust(-(-len(value) // ALIGNED) * ALIGNED, b"\0") for value in values]
+        self._offsets = list(itertools.accumulate(map(len, padded), initial=self._values))
+        self.values = b"".join(padded)
+        self.size = -(-self._offsets[-1] // process_memory.PAGE) * process_memory.PAGE
         self.at = 0
 
-    def slot(self, number: int) -> int:
-        return self.at + self._slots + number * SLOT
+    def address(self, number: int) -> int:
+        """Of a value, by its place among them."""
+        return self.at + self._offsets[number]
 
 
 def _unmap_calls(kernels: Mapping[str, Area], wanted: Mapping[str, Area], scratch: _ScratchMemory) -> Iterator[Call]:

@@ -91,8 +91,9 @@ def members_of(
     private: str,
     pipes: Sequence[str],
     sharing: Collection[tuple[int, int]] = (),
-) -> tuple[Member, ...]:
-    """The members of the tree of these processes, the root first. Raises `CannotDump` for what images cannot hold.
+) -> tuple[tuple[Member, ...], dict[int, list[OpenFile]]]:
+    """The members of the tree of these processes, the root first, and their open files. Raises `CannotDump` for what
+    images cannot hold.
 
     `sharing`: processes that were restored with pages of an image, under a filter that their children inherit.
     """
@@ -106,15 +107,16 @@ def members_of(
     parents: dict[int, Member] = {}
     opened: dict[int, list[OpenFile]] = {}
     filtered: set[int] = set()
+    here = _namespaces("self")
     for process in found:
         try:
             member = parents[process.pid] = _member(process.pid)
-            mine = _status(process.pid)
+            mine = processes.status_of(process.pid)
             if (process.key in sharing or member.parent in filtered) and mine.get("Seccomp_filters") == "1":
                 filtered.add(member.pid)
                 mine["Seccomp"] = UNFILTERED  # by anything else
             root = root or mine
-            _check(member, parents.get(member.parent), root, mine)
+            _check(member, parents.get(member.parent), root, mine, here)
             opened[process.pid] = open_files(process.pid, private, pipes, locks=True)
         except CannotDump as error:
             raise type(error)(f"process {process.pid}: {error}") from None
@@ -123,7 +125,7 @@ def members_of(
         members.append(member)
     _check_devices(opened)
     _check_shared(opened)
-    return tuple(members)
+    return tuple(members), opened
 
 
 def _member(pid: int) -> Member:
@@ -138,7 +140,10 @@ def _member(pid: int) -> Member:
     return Member(pid, parent, group, session)
 
 
-def _check(member: Member, parent: Member | None, root: Mapping[str, str], mine: Mapping[str, str]) -> None:
+def _check(
+    member: Member, parent: Member | None, root: Mapping[str, str], mine: Mapping[str, str], here: Sequence[str]
+) -> None:
+    """Raise `CannotDump` for a process that cannot be such a member. `here`: the namespaces of this process."""
     if parent is not None and member.session not in (member.pid, parent.session):
         raise CannotDump("the leader of its session has ended")
     if member.group != member.pid and (parent is None or member.group != parent.group):
@@ -151,23 +156,21 @@ def _check(member: Member, parent: Member | None, root: Mapping[str, str], mine:
         raise CannotDump("it has locked memory")
     if any(int(mine[name], 16) & ~OF_A_STOP for name in ("SigPnd", "ShdPnd")):
         raise CannotDump("a signal waits for it")
-    here = Path("/proc", str(member.pid))
-    if any((here / "ns" / name).readlink() != Path("/proc/self/ns", name).readlink() for name in NAMESPACES):
+    if _namespaces(member.pid) != here:
         raise CannotDump("it is in a namespace of its own")
-    if str((here / "root").readlink()) != "/":
+    if os.readlink(f"/proc/{member.pid}/root") != "/":  # noqa: PTH115
         raise CannotDump("it has another root folder")
     working_folder(member.pid)
 
 
-def _status(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+def _namespaces(pid: int | str) -> list[str]:
+    return [os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES]  # noqa: PTH115
 
 
 def is_filtered(pid: int) -> bool:
     """Whether it runs under a filter of system calls. False if it has ended."""
     try:
-        return _status(pid).get("Seccomp") != UNFILTERED
+        return processes.status_of(pid).get("Seccomp") != UNFILTERED
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -175,7 +178,7 @@ def is_filtered(pid: int) -> bool:
 def _check_devices(opened: Mapping[int, Sequence[OpenFile]]) -> None:
     for pid, files in opened.items():
         for file in files:
-            found = Path(f"/proc/{pid}/fd/{file.number}").stat()
+            found = _stat(pid, file)
             if stat.S_ISCHR(found.st_mode) and found.st_rdev not in HARMLESS_DEVICES:
                 raise CannotDump(f"process {pid}: it holds the device {file.path} open")
 
@@ -194,8 +197,12 @@ def _with_a_position(opened: Mapping[int, Sequence[OpenFile]]) -> Iterator[tuple
     for pid, files in opened.items():
         for file in files:
             appends = file.flags & os.O_APPEND and file.flags & os.O_ACCMODE == os.O_WRONLY
-            if not appends and stat.S_ISREG(Path(f"/proc/{pid}/fd/{file.number}").stat().st_mode):
+            if not appends and stat.S_ISREG(_stat(pid, file).st_mode):
                 yield pid, file
+
+
+def _stat(pid: int, file: OpenFile) -> os.stat_result:
+    return os.stat(f"/proc/{pid}/fd/{file.number}")  # noqa: PTH116
 
 
 COPIED = 16 << 20  # bytes: a process with no more memory of its own than this gets a copy
@@ -217,7 +224,7 @@ class _Source:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """One process that was restored. `shares`: it has pages of the image, and the filter for them. `found`: what it
-    had mapped before it ran on."""
+    had mapped before it ran on; nothing for a copy, which maps no image."""
 
     image: Image
     shares: bool
@@ -256,7 +263,7 @@ def restore_tree(
                 tracee.await_exec()
                 source = sources[tracee.pid]
                 rebuild(tracee, source.image, source.memory, shares=source.shares, written=written)
-                found[tracee.pid] = tuple(areas(tracee.pid))
+                found[tracee.pid] = tuple(areas(tracee.pid)) if source.shares else ()
                 resource_limits.limit_restored(tracee.pid, source.image.program.limits, open_files)
             for member in tree.members if frozen else ():
                 os.kill(member.pid, signal.SIGSTOP)  # it stops when it is released

@@ -8,37 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump, StoredArea
+from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.process_image import OpenFile, Program
-from ramify.sandboxes.linux import kernel, process_memory
-from ramify.sandboxes.linux.process_memory import PAGE
-from ramify.sandboxes.linux.ptrace import CODE, ENTRY, Tracee
+from ramify.sandboxes.linux import kernel
+from ramify.sandboxes.linux.process_memory import Area, FileId
+from ramify.sandboxes.linux.ptrace import Call
 
-MMAP, MUNMAP, FACCESSAT = 9, 11, 269  # x86_64
+FACCESSAT = 269  # x86_64
 AT_FDCWD = -100
 REMOVED = " (deleted)"  # what the kernel adds to the path of a removed file or folder
-IN_TURN = 128  # paths that are asked for at once
-LONGEST_PATH = 4096
 
 
-def with_openable_paths(kept: Sequence[StoredArea], points: Sequence[str]) -> list[StoredArea]:
-    """Add the paths at which the mapped files can be opened. Raises `CannotDump`.
+def with_openable_paths(
+    found: Sequence[Area], restored_from: Collection[FileId], points: Sequence[str]
+) -> list[Area]:
+    """Give the mapped files the paths at which they can be opened. Raises `CannotDump`.
 
     If a home is itself an overlay below the world's overlay, the kernel reports the path within the lower one.
+    `restored_from`: files of images, which are not opened by a path.
     """
-    names = {(one.area.name, one.area.inode): "" for one in kept if one.area.file and not one.mapped}
+    names = {(area.name, area.inode): "" for area in found if area.inode and area.of not in restored_from}
     for name, inode in names:
         within = [path for point in points if _inode(path := point.rstrip("/") + name) == inode]
         if not within and _inode(name) < 0:
             raise CannotDump(f"it has mapped a file that is not found at its path: {name}")
         names[name, inode] = within[0] if within else name
     return [
-        replace(one, area=replace(one.area, name=names.get((one.area.name, one.area.inode), one.area.name)))
-        for one in kept
+        area if (name := names.get((area.name, area.inode), area.name)) == area.name else replace(area, name=name)
+        for area in found
     ]
 
 
@@ -50,19 +51,33 @@ def _inode(path: str) -> int:
         return -1
 
 
-def refuse_what_cannot_be_opened(
-    tracee: Tracee, program: Program, files: Sequence[OpenFile], kept: Sequence[StoredArea]
-) -> None:
-    """Raise `CannotDump` if this process may not open by its path what a restored one opens: it is asked itself."""
-    wanted = dict[str, int]()
-    for path, mode in _wanted(program, files, kept):
-        wanted[path] = wanted.get(path, 0) | mode
-    paths = sorted(wanted)
-    for first in range(0, len(paths), IN_TURN):
-        _ask(tracee, {path: wanted[path] for path in paths[first : first + IN_TURN]})
+class Reopening:
+    """What a restored process opens again, and how. The dumped one is asked whether it may, by `calls`."""
+
+    def __init__(
+        self, program: Program, files: Sequence[OpenFile], found: Sequence[Area], restored_from: Collection[FileId]
+    ) -> None:
+        self._wanted = dict[str, int]()
+        for path, mode in _wanted(program, files, (area for area in found if area.of not in restored_from)):
+            self._wanted[path] = self._wanted.get(path, 0) | mode
+        self.paths = b"".join(os.fsencode(path) + b"\0" for path in self._wanted)
+
+    def calls(self, at: int) -> list[Call]:
+        """The calls that ask, one a path. `at`: the address of `paths` in the process."""
+        calls: list[Call] = []
+        for path, mode in self._wanted.items():
+            calls.append((FACCESSAT, AT_FDCWD, at, mode))
+            at += len(os.fsencode(path)) + 1
+        return calls
+
+    def refuse(self, results: Sequence[int]) -> None:
+        """Raise `CannotDump` for the first path that the process may not open."""
+        for path, result in zip(self._wanted, results, strict=True):
+            if result < 0:
+                raise CannotDump(f"it could not open {path} again: {os.strerror(-result)}")
 
 
-def _wanted(program: Program, files: Sequence[OpenFile], kept: Sequence[StoredArea]) -> Iterator[tuple[str, int]]:
+def _wanted(program: Program, files: Sequence[OpenFile], found: Iterable[Area]) -> Iterator[tuple[str, int]]:
     yield program.path, os.X_OK
     if not program.cwd_removed:
         yield program.cwd, os.X_OK
@@ -70,26 +85,9 @@ def _wanted(program: Program, files: Sequence[OpenFile], kept: Sequence[StoredAr
         if file.path.startswith("/") and not file.flags & os.O_PATH:
             kind = file.flags & os.O_ACCMODE
             yield file.path, {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK}.get(kind, os.R_OK | os.W_OK)
-    for area in (one.area for one in kept if one.area.file and not one.mapped):
-        yield area.file, os.R_OK | os.W_OK if area.shared_file else os.R_OK
-
-
-def _ask(tracee: Tracee, wanted: Mapping[str, int]) -> None:
-    texts = [os.fsencode(path) + b"\0" for path in wanted]
-    paths = -(-(CODE + len(wanted) * ENTRY.size) // PAGE) * PAGE
-    size = paths + len(wanted) * LONGEST_PATH
-    modes = process_memory.READ | process_memory.WRITE | process_memory.EXECUTE
-    room = tracee.call(MMAP, 0, size, modes, process_memory.PRIVATE | process_memory.ANONYMOUS, -1, 0)
-    try:
-        begins = [room + paths + sum(map(len, texts[:number])) for number in range(len(texts))]
-        os.pwrite(tracee.memory, b"".join(texts), room + paths)
-        calls = [(FACCESSAT, AT_FDCWD, begin, mode) for begin, mode in zip(begins, wanted.values(), strict=True)]
-        results = tracee.try_all(calls, room)
-    finally:
-        tracee.call(MUNMAP, room, size)
-    for path, result in zip(wanted, results, strict=True):
-        if result < 0:
-            raise CannotDump(f"it could not open {path} again: {os.strerror(-result)}")
+    for area in found:
+        if area.file:
+            yield area.file, os.R_OK | os.W_OK if area.shared_file else os.R_OK
 
 
 def enter_removed_folder(path: Path) -> None:

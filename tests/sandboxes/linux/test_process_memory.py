@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.linux.process_memory import available_bytes, fullest_memory, memory_limits
+from ramify.sandboxes.linux.process_memory import (
+    PAGE,
+    areas,
+    areas_with_flags,
+    available_bytes,
+    fullest_memory,
+    memory_limits,
+)
 
 
 @pytest.fixture
@@ -101,3 +113,38 @@ def test_in_a_container_the_root_is_its_own_group(machine: Path, path: str) -> N
     (machine / "groups/memory.max").write_text("500")
     (machine / "groups/memory.current").write_text("100")
     assert memory_limits(machine / "proc", machine / "groups")[1:] == [(100, 500)]
+
+
+FLAGGED = """
+import mmap, os, signal
+size = mmap.PAGESIZE
+held = os.open("VmFlags: dc wf", os.O_RDWR | os.O_CREAT)
+os.ftruncate(held, size)
+kept = []
+for advice in (mmap.MADV_DONTFORK, 18, None):  # 18: MADV_WIPEONFORK
+    kept.append(mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    kept[-1][size] = 1
+    if advice is not None:
+        kept[-1].madvise(advice, size, size)
+kept.append(mmap.mmap(held, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+kept.append(mmap.mmap(held, size, flags=mmap.MAP_PRIVATE))
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def flagged(tmp_path: Path) -> Iterator[int]:
+    """A stopped process with areas of all flags that matter, and a file that is named like a line of flags."""
+    with subprocess.Popen([sys.executable, "-c", FLAGGED], cwd=tmp_path) as program:
+        os.waitpid(program.pid, os.WUNTRACED)
+        yield program.pid
+        program.kill()
+
+
+def test_flags_are_told_with_the_areas(flagged: int) -> None:
+    found = areas_with_flags(flagged)
+    assert [replace(area, told="") for area in found] == areas(flagged)
+    assert {area.told for area in found} == {"", "mw", "mw dc", "mw wf"}
+    assert [area.size for area in found if area.told in ("mw dc", "mw wf")] == [PAGE, PAGE]
+    named = [area for area in found if area.name.endswith("VmFlags: dc wf")]
+    assert sorted((area.modes, area.told) for area in named) == [("r--s", "mw"), ("rw-p", "")]

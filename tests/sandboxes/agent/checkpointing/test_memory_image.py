@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify.sandboxes.agent.checkpointing.byte_ranges import union
 from ramify.sandboxes.agent.checkpointing.memory_image import (
     HOLE,
     BasePages,
     Place,
     StoredArea,
+    _own_runs,
     _split_at_base,
-    _union,
+    _Stopped,
     _without_holes,
     places,
 )
-from ramify.sandboxes.linux.process_memory import PAGE, Area
+from ramify.sandboxes.linux.process_memory import PAGE, Area, areas
 
 AT = 1 << 20
 runs = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40))).map(
@@ -33,13 +38,6 @@ def area(size: int, name: str = "") -> Area:
 
 def pages(found: list[tuple[int, int]]) -> set[int]:
     return {at for offset, length in found for at in range(offset, offset + length, PAGE)}
-
-
-@given(runs)
-def test_joined_runs_hold_the_same_pages_in_order_and_apart(found: list[tuple[int, int]]) -> None:
-    joined = list(_union(found))
-    assert pages(joined) == pages(found)
-    assert all(one[0] + one[1] < other[0] for one, other in itertools.pairwise(joined))
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(1, 60))
@@ -61,7 +59,7 @@ def test_an_area_is_cut_where_its_ground_begins_and_ends(wanted: list[tuple[int,
 
 @given(runs, st.integers(0, 3000))
 def test_areas_cut_at_holes_are_the_same_memory(found: list[tuple[int, int]], more: int) -> None:
-    own = list(_union(found))
+    own = list(union(found))
     size = (own[-1][0] + own[-1][1] if own else PAGE) + more * PAGE
     parts = list(_without_holes(area(size), own))
     assert [kept.area.start for kept in parts] == [AT, *(kept.area.end for kept in parts[:-1])]
@@ -97,3 +95,21 @@ def test_a_ground_lists_its_data(tmp_path: Path) -> None:
         held = pages(list(base.holding(16 * PAGE, 128 * PAGE)))
         assert 48 * PAGE in held
         assert pages(list(base.holding(200 * PAGE, 256 * PAGE))) <= {at * PAGE for at in range(56)}
+
+
+def test_own_pages_of_all_areas_are_those_of_each() -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    with subprocess.Popen([sys.executable, "-c", program]) as stopped:
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        try:
+            found = areas(stopped.pid)
+            with Path(f"/proc/{stopped.pid}/pagemap").open("rb") as pagemap:
+                runs = _own_runs(pagemap.fileno(), found)
+                if runs is None:
+                    pytest.skip("PAGEMAP_SCAN needs Linux 6.7")
+                at_once, each = (_Stopped(pagemap.fileno(), -1, (), known) for known in (runs, None))
+                for one in found:
+                    for part in (one, replace(one, start=one.end - PAGE), replace(one, end=one.start + PAGE)):
+                        assert list(at_once.own(part)) == list(each.own(part)), part
+        finally:
+            stopped.kill()
