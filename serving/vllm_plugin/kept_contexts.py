@@ -34,6 +34,7 @@ class EngineLoad:
     step: StepModel
     context: int  # tokens in KV of the running calls
     prefill: float  # prompt tokens that a step computes, in the mean
+    copy_ms: float | None = None  # to load a token from vLLM's CPU tier
 
 
 @dataclass(slots=True)
@@ -208,9 +209,7 @@ class KeptContexts:
             return
         for flight in back.landed(scheduler, now):
             self._hold_again(scheduler, flight)
-        # What the tier has is copied, not computed.
-        step = replace(load.step, per_prefill_ms=min(load.step.per_prefill_ms, back.copy_ms))
-        self._give_up(scheduler, first, replace(load, step=step), now)
+        self._give_up(scheduler, first, replace(load, copy_ms=back.copy_ms), now)
         spare = self._adapter.free_tokens(scheduler) - self._adapter.growth_tokens(scheduler)
         spare -= 0 if first is None else self._wanted(scheduler, first)
         back.begin(scheduler, self._kept, spare, now, idle=first is None and not scheduler.running)
@@ -240,7 +239,7 @@ class KeptContexts:
             return
         patient = first is None or self._is_patient(first, now)
         running, idle = len(scheduler.running), self._idle_share
-        room = Room(free, growth, wanted, running, load.step, load.context, idle, load.prefill, patient)
+        room = Room(free, growth, wanted, running, load.step, load.context, idle, load.prefill, patient, load.copy_ms)
         contexts = [kept.context for kept in self._kept.values()]
         given = self._retention.release(contexts, room, now)
         for program in given:
