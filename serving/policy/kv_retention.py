@@ -56,6 +56,7 @@ class Room:
     idle_share: float  # of recent time in which no call ran
     prefill: float = 0.0  # prompt tokens that a step computes, in the mean
     patient: bool = True  # False: the first waiting call has been passed for so long that it must have its memory
+    copy_ms: float | None = None  # of a token from a CPU tier; None: what is given up is computed again
 
 
 class Retention(Protocol):
@@ -98,6 +99,9 @@ class CostAware:
     context is given up only if the time in which the engine could do more than it does, until the program is back,
     exceeds the prefill of the context. An engine that is busy with those that fit gains nothing from one more. But no
     call waits for that for ever: programs without an end would starve it.
+
+    A prefill takes the time of the whole engine. A copy from a CPU tier holds up one call only, as a lack of memory
+    does. So with a tier a context is given up if its program returns later than the copy would take.
     """
 
     backfills = True
@@ -133,15 +137,17 @@ class CostAware:
     def _for_waiting(self, ranked: Sequence[IdleContext], room: Room, short: int, now: float) -> list[str]:
         """Return the contexts to give up so that the first waiting call has its `short` tokens, or none."""
         given, cost, gain = list[str](), 0.0, 0.0
-        spare = self._spare(room)
+        again_ms, share = room.step.per_prefill_ms, self._spare(room)
+        if room.copy_ms is not None:
+            again_ms, share = room.copy_ms, 1.0
         for one in ranked:
             if short <= 0:
                 break
             if one.waits and room.running and room.patient:
                 continue  # it starts itself as soon as there is a slot
             left_s, chance = self._return(one, now)
-            cost += chance * room.step.per_prefill_ms / 1000 * one.tokens
-            gain = max(gain, left_s * spare)
+            cost += chance * again_ms / 1000 * one.tokens
+            gain = max(gain, left_s * share)
             given.append(one.program)
             short -= one.tokens
         pays = cost <= gain or not room.running or not room.patient

@@ -67,6 +67,11 @@ def with_hints(tags: SLOTags, hints: AgentHints) -> SLOTags:
     return replace(tags, slo_class=kind, compound_id=_name(hints.session), compound_ttl_s=hints.ttl_s)
 
 
+def is_hint(name: str, value: object) -> bool:
+    """True for a field of a request's body that says nothing but hints."""
+    return not without_hints({name: value}, None)
+
+
 def without_hints(body: Json, but: HintDialect | None) -> dict[str, object]:
     """Return the body without hints, but for those of the dialect that the engine reads."""
     plain = dict(body)

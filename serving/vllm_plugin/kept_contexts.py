@@ -35,6 +35,7 @@ class EngineLoad:
     context: int  # tokens in KV of the running calls
     prefill: float  # prompt tokens that a step computes, in the mean
     takes_calls: bool = True  # False: vLLM is paused, before new weights or a sleep
+    copy_ms: float | None = None  # to load a token from vLLM's CPU tier
 
 
 @dataclass(slots=True)
@@ -216,9 +217,7 @@ class KeptContexts:
             return
         for flight in back.landed(scheduler, now):
             self._hold_again(scheduler, flight)
-        # What the tier has is copied, not computed.
-        step = replace(load.step, per_prefill_ms=min(load.step.per_prefill_ms, back.copy_ms))
-        self._give_up(scheduler, first, replace(load, step=step), now)
+        self._give_up(scheduler, first, replace(load, copy_ms=back.copy_ms), now)
         if not load.takes_calls:
             return
         spare = self._adapter.free_tokens(scheduler) - self._adapter.growth_tokens(scheduler)
@@ -250,7 +249,7 @@ class KeptContexts:
             return
         patient = first is None or self._is_patient(first, now)
         running, idle = len(scheduler.running), self._idle_share
-        room = Room(free, growth, wanted, running, load.step, load.context, idle, load.prefill, patient)
+        room = Room(free, growth, wanted, running, load.step, load.context, idle, load.prefill, patient, load.copy_ms)
         contexts = [kept.context for kept in self._kept.values()]
         given = self._retention.release(contexts, room, now)
         for program in given:

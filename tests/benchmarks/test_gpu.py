@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from benchmarks.gpu import LLAMA_8B, random_model
+import pytest
+
+from benchmarks.gpu import LLAMA_8B, Session, random_model
 from benchmarks.serving_costs import live_policies as loads
 from benchmarks.serving_costs.live_policies import CPU, KINDS, Client, Worked, tool_call_rows
 from ramify.serving.testing import ScriptedModel, ScriptedServer
@@ -71,3 +75,29 @@ def test_a_model_without_weights_has_the_shape_and_a_tokenizer(tmp_path: Path) -
     made = random_model(tmp_path, tokenizer)
     assert json.loads((made / "config.json").read_text()) == {"vocab_size": 49_152, **LLAMA_8B}
     assert not list(made.glob("*.safetensors"))
+
+
+def session(folder: Path, seconds: float) -> Session:
+    return Session(SMALL, folder, True, time.monotonic() + seconds, {}, {})
+
+
+async def test_a_part_ends_when_the_time_is_over_and_the_next_does_not_begin(tmp_path: Path) -> None:
+    at = session(tmp_path, 0.05)
+    begun = []
+
+    async def endless(_: Session) -> None:
+        begun.append(1)
+        await asyncio.Event().wait()
+
+    await at.within_time("long", endless)
+    await at.within_time("late", endless)
+    assert begun == [1]
+    assert [(one["name"], one["ours"]) for one in at.rows] == [("long, the rest", None), ("late", None)]
+
+
+async def test_a_part_that_fails_in_time_is_not_out_of_time(tmp_path: Path) -> None:
+    async def fails(_: Session) -> None:
+        raise TimeoutError("an engine's own")
+
+    with pytest.raises(TimeoutError, match="own"):
+        await session(tmp_path, 60.0).within_time("part", fails)

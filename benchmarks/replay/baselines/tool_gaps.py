@@ -95,7 +95,7 @@ class InferCept:
     """Keeps a context while that wastes less memory than computing it again (§4.2): the time away so far stands for
     the time still to come; computing again holds up what else is in memory.
 
-    On an engine with a CPU tier, copying it back takes the place of computing it: `Room.step` has that price.
+    On an engine with a CPU tier, copying it back takes the place of computing it.
     """
 
     backfills = False
@@ -115,9 +115,10 @@ class InferCept:
 
     def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
         given, free, need = list[str](), room.free, room.growth + room.wanted
+        again_ms = room.step.per_prefill_ms if room.copy_ms is None else min(room.step.per_prefill_ms, room.copy_ms)
 
         def excess(one: IdleContext) -> float:
-            back_s = room.step.per_prefill_ms / 1000 * one.tokens
+            back_s = again_ms / 1000 * one.tokens
             return (now - one.since) * one.tokens - back_s * (one.tokens / 2 + room.context)
 
         for one in sorted(idle, key=excess, reverse=True):

@@ -23,6 +23,7 @@ from ramify.serving.gateway.formats.schema_keywords import (
     with_patterns,
     with_plain_references,
 )
+from ramify.serving.protocol.agent_hints import is_hint
 from ramify.serving.protocol.tags import is_tag
 
 Json = Mapping[str, object]
@@ -321,7 +322,7 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
     for name, value in asked.items():
         if value is None:
             continue  # llama.cpp would take the null of json_schema for a schema, and that of grammar for one
-        if name in known or is_tag(name):
+        if name in known or is_tag(name) or is_hint(name, value):
             body[name] = value
         elif name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
             how = _INSTEAD.get(name, "leave it out")

@@ -18,6 +18,7 @@ from ramify.serving.gateway.dialects import StreamPiece, details_of, usage_of
 from ramify.serving.gateway.errors import ApiError, bad_request, list_in, text_in
 from ramify.serving.gateway.formats.chat_blocks import Block, BlockEvent, BlockKind, ChatBlocks, Step
 from ramify.serving.protocol import wire
+from ramify.serving.protocol.agent_hints import is_hint
 from ramify.serving.protocol.tags import is_tag
 
 Json = Mapping[str, object]
@@ -38,15 +39,17 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def chat_of_messages(asked: Json) -> Chat:
     """The body of the chat. Raises ApiError, which names the field."""
     if asked.get("thread") is not None:
-        said = "thread: no conversation is kept here: send all of it in messages"
-        raise ApiError(400, "invalid_request", said, "thread", extra=_NO_THREADS)
-    for name, value in asked.items():
-        if value is not None and not is_tag(name) and name not in _AS_THEY_ARE | _READ | _WITHOUT_EFFECT:
+        problem = "thread: no conversation is kept here: send all of it in messages"
+        raise ApiError(400, "invalid_request", problem, "thread", extra=_NO_THREADS)
+    said = {name: value for name, value in asked.items() if value is not None}
+    passed = {k: v for k, v in said.items() if k in _AS_THEY_ARE or is_tag(k) or is_hint(k, v)}
+    for name in said:
+        if name not in passed and name not in _READ | _WITHOUT_EFFECT:
             raise bad_request(name, f"{name}: not supported here in a request for messages")
     most = asked.get("max_tokens")
     if not isinstance(most, int) or isinstance(most, bool) or most < 1:
         raise bad_request("max_tokens", "max_tokens: must be a whole number from 1 on")
-    body: Chat = {k: v for k, v in asked.items() if v is not None and (k in _AS_THEY_ARE or is_tag(k))}
+    body: Chat = {**passed}
     body["messages"] = _messages(asked)
     if asked.get("stream"):
         body["stream_options"] = {"include_usage": True}

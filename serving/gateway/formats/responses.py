@@ -17,6 +17,7 @@ from ramify.serving.gateway.dialects import StreamPiece, details_of, usage_of
 from ramify.serving.gateway.errors import bad_request, list_in, text_in
 from ramify.serving.gateway.formats.chat_blocks import Block, BlockEvent, BlockKind, ChatBlocks, Step
 from ramify.serving.protocol import wire
+from ramify.serving.protocol.agent_hints import without_hints
 from ramify.serving.protocol.tags import without_tags
 
 Json = Mapping[str, object]
@@ -42,7 +43,7 @@ _INCLUDABLE = frozenset(
 
 def chat_of_response(asked: Json) -> dict[str, object]:
     """The body of the chat. Raises ApiError, which names the field, for what a chat cannot say."""
-    plain = without_tags(asked)
+    plain = without_hints(without_tags(asked), None)
     for name, value in plain.items():
         if value is not None and name not in _AS_THEY_ARE | _WITHOUT_EFFECT | _READ:
             raise bad_request(name, f"{name}: {_WHY.get(name, 'not supported in a response of the embedded engine')}")

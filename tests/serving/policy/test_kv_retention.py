@@ -54,6 +54,16 @@ def test_who_stays_away_for_long_makes_room() -> None:
     assert taught().release([SOON, LATE], FULL, NOW) == ["late"]
 
 
+def test_with_a_tier_who_returns_later_than_a_copy_takes_makes_room() -> None:
+    """A copy holds up the one call that needs it, as a lack of memory does: the engine's own work does not count."""
+    away = replace(SOON, since=NOW, expected_s=5.0)
+    busy = replace(FULL, running=40, prefill=8_000.0)
+    assert taught().release([away], busy, NOW) == []
+    assert taught().release([away], replace(busy, copy_ms=0.003), NOW) == ["soon"]  # copied in 0.3 s
+    assert taught().release([away], replace(busy, copy_ms=0.1), NOW) == []  # in 10 s
+    assert taught().release([replace(away, expected_s=0.2)], replace(busy, copy_ms=0.003), NOW) == []
+
+
 def test_a_call_that_waits_for_its_slot_keeps_its_context() -> None:
     back = replace(SOON, waits=True)
     assert taught().release([back], replace(FULL, idle_share=1.0), NOW) == []

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from ramify.serving.gateway.errors import ApiError
-from ramify.serving.gateway.formats.apis import MESSAGES, RESPONSES_API, Api, at_engine
+from ramify.serving.gateway.formats.apis import CHATS, MESSAGES, RESPONSES_API, TEXTS, Api, at_engine
 from ramify.serving.gateway.formats.llama_cpp_request import (
     chat_for_llama_cpp,
     text_for_llama_cpp,
     without_prefill,
 )
+from ramify.serving.protocol.agent_hints import without_hints
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -36,6 +37,8 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({"id_slot": 0}, "id_slot"),
         ({"lora": [{"id": 0}]}, "lora"),
         ({"invented": 1}, "invented"),
+        ({"nvext": {"agent_hints": {}, "top_k": 3}}, "nvext"),
+        ({"nvext": 1}, "nvext"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2**32 + 3}, "max_tokens"),  # llama.cpp would read 3
         ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
@@ -182,3 +185,27 @@ def test_the_beginning_of_an_answer_that_the_client_gave_is_not_repeated(begun: 
     cut: Any = without_prefill({"id": "a", "choices": said}, asked)
     assert [choice["message"]["content"] for choice in cut["choices"]] == [" Bern", "Bern", None]
     assert without_prefill({"choices": said}, ASK) == {"choices": said}
+
+
+@pytest.mark.parametrize(
+    ("api", "ask"),
+    [
+        (CHATS, ASK),
+        (TEXTS, {"model": "m", "prompt": "hi"}),
+        (MESSAGES, {**ASK, "max_tokens": 4}),
+        (RESPONSES_API, {"model": "m", "input": "hi"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "hint",
+    [
+        {"nvext": {"agent_hints": {"priority": 3}, "agent_context": {"session_id": "s"}}},
+        {"nvext": {}},
+        {"agent_hint": {"session_id": "s"}},
+        {"agent_hint": "what nobody can read"},
+    ],
+)
+def test_hints_of_other_systems_are_not_refused(api: Api, ask: dict[str, Any], hint: dict[str, Any]) -> None:
+    """The gateway reads them. No engine needs to."""
+    body = at_engine(api, llama_cpp=True).request({**ask, **hint})
+    assert without_hints(body, None) == dict(at_engine(api, llama_cpp=True).request(ask))
