@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -138,6 +139,47 @@ def test_child_ends_when_its_parent_is_gone() -> None:
     command = [sys.executable, "-m", "ramify.serving.engine.vllm_process", "1" if os.getpid() != 1 else "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (1, "the parent is gone")
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+from ramify.serving.engine.vllm_process import end_with_parent
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+end_with_parent(int(sys.argv[1]), grace_s=0.1, look_s=0.05)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+PARENT = """
+import os, subprocess, sys
+engine = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], start_new_session=True)
+print(engine.pid, flush=True)
+engine.wait()
+"""
+
+
+def test_an_engine_that_sigterm_does_not_end_goes_with_its_parent() -> None:
+    """vLLM waits for the processes that it starts, whatever signal comes."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, STUBBORN], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        assert all(is_running(pid) for pid in pids)
+        parent.kill()
+    for pid in pids:
+        for _ in range(600):
+            if not is_running(pid):
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail(f"process {pid} outlived its parent")
+
+
+def is_running(pid: int) -> bool:
+    """False for a zombie, too: who adopted it may be slow to ask."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
