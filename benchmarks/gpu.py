@@ -8,7 +8,7 @@ interpreter with vLLM and Ramify (RAMIFY_VLLM_PYTHON), and no network.
 
 On a GPU the model has the shape of Llama-3.1-8B and random weights (`--load-format dummy`), with the tokenizer of the
 embedded model, unless --model names another. `--engine cpu` runs SmolLM2 on vLLM for CPUs, and smaller loads; with
---quick it takes about five minutes on two cores, of which two are starts of engines.
+--quick it takes about ten minutes on two cores, of which four are starts of engines.
 """
 
 from __future__ import annotations
