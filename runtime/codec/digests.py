@@ -21,7 +21,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from uuid import UUID
 
 from ramify.runtime.codec import codec
@@ -30,6 +30,11 @@ from ramify.runtime.codec.long_texts import PIECE, has_surrogates, parts_of_base
 from ramify.runtime.codec.object_state import TAG
 from ramify.runtime.codec.persisted_names import stored_name
 from ramify.runtime.user_code.workflow_loader import canonical_module
+
+
+def digest_of_result(value: object, text: str) -> str:
+    """Return `codec.digest_text(text)`. `text`: the encoded value."""
+    return sha256_of(_parts_of_value(value)) if _is_long(value) else digest_of_text(text)
 
 
 def digest_of_text(text: str) -> str:
@@ -46,27 +51,37 @@ def digest_of_arguments(arguments: Mapping[str, object], text: str) -> str:
 
 def digest_of_long_arguments(arguments: Mapping[str, object]) -> str | None:
     """Return `codec.digest_text` of the encoded arguments without writing them as one text. None if it has to be
-    written: no argument is a long string or long bytes, or one has surrogates."""
-    if not any(type(one) in (str, bytes) and len(cast(str, one)) > PIECE for one in arguments.values()):
+    written: no argument is long bytes or a long string, or one has surrogates."""
+    if not any(map(_is_long, arguments.values())):
         return None
     if any(type(one) is str and has_surrogates(one) for one in arguments.values()):
         return None
     return sha256_of(_parts(arguments))
 
 
+def _is_long(value: object) -> bool:
+    """Whether a value is long bytes, or a long string without surrogates."""
+    return (type(value) is bytes and len(value) > PIECE) or (
+        type(value) is str and len(value) > PIECE and not has_surrogates(value)
+    )
+
+
 def _parts(arguments: Mapping[str, object]) -> Iterator[str]:
     for at, name in enumerate(sorted(arguments)):
-        value = arguments[name]
         yield f"{',' if at else '{'}{json.dumps(name)}:"
-        if type(value) is str:
-            yield from parts_of_string(value)
-        elif type(value) is bytes:
-            yield f'{{"{TAG}":"bytes","v":"'
-            yield from parts_of_base64(value)
-            yield '"}'
-        else:
-            yield codec.encode(value)
+        yield from _parts_of_value(arguments[name])
     yield "}"
+
+
+def _parts_of_value(value: object) -> Iterator[str]:
+    if type(value) is str:
+        yield from parts_of_string(value)
+    elif type(value) is bytes:
+        yield f'{{"{TAG}":"bytes","v":"'
+        yield from parts_of_base64(value)
+        yield '"}'
+    else:
+        yield codec.encode(value)
 
 
 _CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')

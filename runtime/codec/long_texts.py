@@ -56,7 +56,7 @@ def canonical_parts(text: str, canonical: Callable[[str, str | None], str]) -> I
     """Yield the canonical form of a text in parts. Its long strings are not parsed.
 
     canonical: returns the canonical form of a text. It also gets the mark that stands for the long strings of this
-    text, or None. Where an order depends on a marked string, it raises `OrderUnknown`, and then the whole text is parsed.
+    text, or None. Where an order depends on a marked string, it raises `OrderUnknown`. Then the whole text is parsed.
     """
     if _MARK in text or len(text) < _DENSE * (text.count('"') - text.count('\\"')):
         yield canonical(text, None)
