@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 
 from ramify.runtime.codec.decoder import OWN_KINDS, Decoder
 from ramify.runtime.codec.encoder import Encoder, sort_encoded
-from ramify.runtime.codec.long_texts import PIECE, OrderUnknown, canonical_parts, has_surrogates, sha256_of
+from ramify.runtime.codec.long_texts import (
+    PIECE,
+    OrderUnknown,
+    canonical_parts,
+    has_surrogates,
+    parse,
+    sha256_of,
+    with_bytes,
+)
 from ramify.runtime.codec.object_state import ASIDE, TAG, find_cycle
 from ramify.runtime.codec.type_names import resolve_own
 from ramify.runtime.errors import NotSerialisable
@@ -37,7 +45,7 @@ def encode(value: object, what: str = "value", *, unicode: bool = False) -> str:
     stored; errors that the value's own code raises are wrapped in it.
     """
     try:
-        encoder = Encoder()
+        encoder = Encoder(lifts=True)
         text = _encoded(encoder, value, what, unicode)
         if encoder.unsure:
             _refuse_unless_same(text, value, what, unicode)
@@ -57,9 +65,12 @@ def encode(value: object, what: str = "value", *, unicode: bool = False) -> str:
 
 def _encoded(encoder: Encoder, value: object, what: str, unicode: bool) -> str:
     encoded = encoder.encode(value, what)
-    if unicode and encoder.in_unicode and not has_surrogates(text := _AS_UNICODE(encoded)):
-        return text
-    return _AS_JSON(encoded)
+    text = _AS_UNICODE(encoded) if unicode and encoder.in_unicode else _AS_JSON(encoded)
+    if not text.isascii() and has_surrogates(text):
+        text = _AS_JSON(encoded)
+    del encoded
+    whole = with_bytes(text, encoder.lifted) if encoder.lifts else text
+    return _encoded(Encoder(), value, what, unicode) if whole is None else whole
 
 
 def _refuse_unless_same(text: str, value: object, what: str, unicode: bool) -> None:
@@ -83,7 +94,7 @@ def decode(text: str) -> Any:
 
     Raises `NotSerialisable` if a type has changed incompatibly, or lies in a module that the program does not import.
     """
-    found = json.loads(text)
+    found = parse(text)
     return Decoder().decode(found) if "{" in text else found  # lists and scalars of JSON are what they are
 
 

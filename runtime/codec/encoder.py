@@ -36,7 +36,7 @@ from zoneinfo import ZoneInfo
 
 from ramify.runtime.codec.decoder import Decoder
 from ramify.runtime.codec.exceptions import encode_error, encode_validation_error
-from ramify.runtime.codec.long_texts import PIECE, is_shorter_in_unicode
+from ramify.runtime.codec.long_texts import PIECE, is_shorter_in_unicode, mark
 from ramify.runtime.codec.object_state import (
     ASIDE,
     IPS,
@@ -95,10 +95,12 @@ class Encoder:
     """Encodes one value.
 
     unsure: the value contains an object whose class may change what is decoded. in_unicode: it has a long string that
-    is shorter with its characters as they are.
+    is shorter with its characters as they are. lifts: long bytes are kept in `lifted`, and a mark stands for their
+    base64.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lifts: bool = False) -> None:
+        self.lifts, self.lifted = lifts, list[bytes | bytearray]()
         self.unsure = self.in_unicode = False
         self._written, self._look_at = 0, _LOOK_AT
         self._root: object = None
@@ -152,7 +154,9 @@ class Encoder:
         return {TAG: "tuple", "v": self._items(value, where)}
 
     def _set(self, value: set[Any] | frozenset[Any], where: str) -> Any:
+        lifts, self.lifts = self.lifts, False  # items are sorted by their texts
         items = [self.part(one, f"{where}{{}}") for one in value]
+        self.lifts = lifts
         return {TAG: type(value).__name__, "v": sort_encoded(items)}
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
@@ -184,8 +188,11 @@ class Encoder:
     def _deque(self, value: deque[Any], where: str) -> Any:
         return {TAG: "deque", "v": self._items(value, where), "n": value.maxlen}
 
-    def _bytes(self, value: bytes, _: str) -> Any:
-        return {TAG: type(value).__name__, "v": base64.b64encode(value).decode()}
+    def _bytes(self, value: bytes | bytearray, _: str) -> Any:
+        if not self.lifts or len(value) <= PIECE:
+            return {TAG: type(value).__name__, "v": base64.b64encode(value).decode()}
+        self.lifted.append(value)
+        return {TAG: type(value).__name__, "v": mark(len(self.lifted) - 1)}
 
     def _text(self, value: object, _: str) -> Any:
         return {TAG: type(value).__name__.lower(), "v": str(value)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import islice
 from typing import Any
 
@@ -174,4 +175,16 @@ def _shortened(value: object) -> object:
         return tuple(some) if kind is tuple else some
     if isinstance(value, dict) and kind is dict:
         return {key: _shortened(one) for key, one in islice(value.items(), _LOOK_AT)}
+    if dataclasses.is_dataclass(value) and _is_generated(kind):
+        shown = object.__new__(kind)
+        for one in dataclasses.fields(value):
+            if hasattr(value, one.name):
+                object.__setattr__(shown, one.name, _shortened(getattr(value, one.name)))
+        return shown
     return value
+
+
+def _is_generated(kind: Any) -> bool:
+    """Whether the text of a dataclass is the generated one, which reads nothing but its fields."""
+    own = hasattr(kind.__repr__, "__wrapped__") and kind.__str__ is object.__str__
+    return own and kind.__getattribute__ is object.__getattribute__ and not hasattr(kind, "__del__")

@@ -42,6 +42,7 @@ def short_is_long() -> Iterator[None]:
         patch.setattr(long_texts, "_LIFTED", 16)
         patch.setattr(long_texts, "_DENSE", 0)
         patch.setattr(long_texts, "_BYTES", 6)
+        patch.setattr(long_texts, "_BASE64", 8)
         yield
 
 
@@ -55,6 +56,7 @@ def whole(text: str) -> str:
 def test_the_digest_of_pieces_is_that_of_the_whole(value: Any) -> None:
     text = codec.encode(value)
     assert text.isascii()
+    assert codec.decode(text) == value
     assert codec.digest_text(text) == whole(text)
     assert codec.digest_as_given(text) == hashlib.sha256(text.encode()).hexdigest()
 
@@ -103,7 +105,8 @@ def test_the_ascii_form_of_pieces_is_what_json_writes(text: str, size: int) -> N
         {1: "x" * 20, 2: "y" * 20},
         {("b" * 20,): 1, ("a" * 20,): 2},
         {b"b" * 20: "z" * 20, b"a" * 20: "z" * 20},
-        ["\0lifted 0", "x" * 20, '"' * 20],
+        ["\0lifted 0", "x" * 20, '"' * 20, b"x" * 20],
+        {"s": {b"z" * 30, b"y" * 30}, "t": bytearray(b"z" * 30), "u": ["x" * 30 + "\\"]},
     ],
 )
 def test_the_order_of_items_is_that_of_the_whole_text(value: Any) -> None:
