@@ -9,7 +9,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ from ramify import Runtime, Sandbox, step, workflow
 from ramify.runtime.errors import StepFailed
 
 FLAT = 1.25  # the cost of a late step over that of an early one
-TEXT, NUMBERS = 50_000_000, 300_000
+LENGTH, NUMBERS = 50_000_000, 300_000
 _RESUMED = 500
 
 AT: list[float] = []
@@ -58,19 +58,27 @@ async def stops(count: int) -> None:
     await new_step()
 
 
-@step(effect="pure")
-async def make(length: int) -> str:
-    return "x" * length
+MADE: Mapping[str, Callable[[int], Any]] = {
+    "text": lambda length: "x" * length,
+    "bytes": lambda length: bytes(range(250)) * (length // 250),
+    "unicode": lambda length: 'é"\n\\' * (length // 4),
+    "entries": lambda length: {f"key {at}": f"value {at}" for at in range(length // 250)},
+}
 
 
 @step(effect="pure")
-async def same(text: str) -> str:
-    return text
+async def make(what: str, length: int) -> Any:
+    return MADE[what](length)
+
+
+@step(effect="pure")
+async def same(value: Any) -> Any:
+    return value
 
 
 @workflow
-async def long_text(length: int) -> int:
-    return len(await same(await make(length)))
+async def long_value(what: str, length: int) -> int:
+    return len(await same(await make(what, length)))
 
 
 @step(effect="pure")
@@ -90,6 +98,9 @@ def rows(quick: bool) -> list[Row]:
         _flat("world", of_worlds, worlds=True),
         _resume(3 if quick else 10),
         *_long_value("50 MB string through two steps", "text"),
+        *_long_value("50 MB of bytes through two steps", "bytes"),
+        *_long_value("50 M characters through two steps, all of them escaped in ASCII", "unicode"),
+        *_long_value("dict of 200,000 entries through two steps", "entries"),
         *_long_value("argument of 300,000 integers", "numbers"),
     ]
 
@@ -141,13 +152,13 @@ def _long_value(name: str, which: str) -> list[Row]:
 
 def _measured(which: str) -> tuple[float, float, float]:
     async def work(runtime: Runtime) -> tuple[float, float, float]:
-        await runtime.run(long_text, 10)  # imports, the database
+        await runtime.run(long_value, "text", 10)  # imports, the database
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begun, used = time.perf_counter(), time.process_time()
-        if which == "text":
-            await runtime.run(long_text, TEXT)
-        else:
+        if which == "numbers":
             await runtime.run(long_list, list(range(NUMBERS)))
+        else:
+            await runtime.run(long_value, which, LENGTH)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return time.perf_counter() - begun, time.process_time() - used, (peak - before) / 1024
 

@@ -2,6 +2,6 @@
 
 Start at `codec.py` (`encode`, `decode`, `digest`). `encoder.py` and `decoder.py` handle one kind of value each way,
 `type_names.py` names types, `persisted_names.py` keeps the stored names of Ramify's own types when classes move, and
-`digests.py` computes the digests of long texts, and those of earlier versions. `return_types.py` checks a step's
-declared return type.
+`digests.py` computes the digests of arguments and results, and those of earlier versions. `long_texts.py` works on
+long texts in pieces. `return_types.py` checks a step's declared return type.
 """

@@ -341,11 +341,15 @@ def _not_any_more(cls: Any, kind: str) -> NotSerialisable:
     return NotSerialisable(f"a stored value names {cls!r} as a {kind}, but it is not one now")
 
 
+def _from_base64(body: str | bytes) -> bytes:
+    return body if isinstance(body, bytes) else base64.b64decode(body)  # long bytes are decoded already
+
+
 _READERS: Mapping[str, Callable[[Decoder, Any, Any], Any]] = {
     "str": lambda _, v, __: "".join(map(chr, v)),
     "float": lambda _, v, __: float(v),
-    "bytes": lambda _, v, __: base64.b64decode(v),
-    "bytearray": lambda _, v, __: bytearray(base64.b64decode(v)),
+    "bytes": lambda _, v, __: _from_base64(v),
+    "bytearray": lambda _, v, __: bytearray(_from_base64(v)),
     "decimal": lambda _, v, __: Decimal(v),
     "uuid": Decoder._uuid,
     "fraction": lambda _, v, __: Fraction(*v),

@@ -13,11 +13,10 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -27,32 +26,62 @@ from uuid import UUID
 
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.encoder import sort_encoded
+from ramify.runtime.codec.long_texts import PIECE, has_surrogates, parts_of_base64, parts_of_string, sha256_of
 from ramify.runtime.codec.object_state import TAG
 from ramify.runtime.codec.persisted_names import stored_name
 from ramify.runtime.user_code.workflow_loader import canonical_module
 
-_AT_ONCE = 1 << 20  # characters
+
+def digest_of_result(value: object, text: str) -> str:
+    """Return `codec.digest_text(text)`. `text`: the encoded value."""
+    return sha256_of(_parts_of_value(value)) if _is_long(value) else digest_of_text(text)
 
 
 def digest_of_text(text: str) -> str:
     """Return `codec.digest_text(text)`. A text without objects is its own canonical form."""
-    return _sha256(text) if "{" not in text else codec.digest_text(text)
+    return sha256_of([text]) if "{" not in text else codec.digest_text(text)
 
 
 def digest_of_arguments(arguments: Mapping[str, object], text: str) -> str:
     """Return `codec.digest_text(text)`. `text`: the encoded arguments, by name. If none of them holds an object, only
     the names have an order."""
     is_plain = text.count("{") == 1 and f'"{TAG}":' not in text  # so the names are strings
-    return _sha256(text) if is_plain and list(arguments) == sorted(arguments) else codec.digest_text(text)
+    return sha256_of([text]) if is_plain and list(arguments) == sorted(arguments) else codec.digest_text(text)
 
 
-def _sha256(text: str) -> str:
-    if len(text) <= _AT_ONCE:
-        return hashlib.sha256(text.encode()).hexdigest()
-    digest = hashlib.sha256()
-    for at in range(0, len(text), _AT_ONCE):  # without another copy of a long text
-        digest.update(text[at : at + _AT_ONCE].encode())
-    return digest.hexdigest()
+def digest_of_long_arguments(arguments: Mapping[str, object]) -> str | None:
+    """Return `codec.digest_text` of the encoded arguments without writing them as one text. None if it has to be
+    written: no argument is long bytes or a long string, or one has surrogates."""
+    if not any(map(_is_long, arguments.values())):
+        return None
+    if any(type(one) is str and has_surrogates(one) for one in arguments.values()):
+        return None
+    return sha256_of(_parts(arguments))
+
+
+def _is_long(value: object) -> bool:
+    """Whether a value is long bytes, or a long string without surrogates."""
+    return (type(value) is bytes and len(value) > PIECE) or (
+        type(value) is str and len(value) > PIECE and not has_surrogates(value)
+    )
+
+
+def _parts(arguments: Mapping[str, object]) -> Iterator[str]:
+    for at, name in enumerate(sorted(arguments)):
+        yield f"{',' if at else '{'}{json.dumps(name)}:"
+        yield from _parts_of_value(arguments[name])
+    yield "}"
+
+
+def _parts_of_value(value: object) -> Iterator[str]:
+    if type(value) is str:
+        yield from parts_of_string(value)
+    elif type(value) is bytes:
+        yield f'{{"{TAG}":"bytes","v":"'
+        yield from parts_of_base64(value)
+        yield '"}'
+    else:
+        yield codec.encode(value)
 
 
 _CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')

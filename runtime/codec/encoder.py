@@ -36,6 +36,7 @@ from zoneinfo import ZoneInfo
 
 from ramify.runtime.codec.decoder import Decoder
 from ramify.runtime.codec.exceptions import encode_error, encode_validation_error
+from ramify.runtime.codec.long_texts import PIECE, is_shorter_in_unicode, mark
 from ramify.runtime.codec.object_state import (
     ASIDE,
     IPS,
@@ -59,6 +60,7 @@ _PLAIN = frozenset((NoneType, bool, int))
 _STR = frozenset((str,))
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
 _LOOK_AT, _MANY_TIMES = 1_000_000, 100
+_SORTED = json.JSONEncoder(sort_keys=True).encode
 
 _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -83,17 +85,23 @@ def sort_encoded(encoded: list[Any]) -> list[Any]:
     """Return items in the order of their texts, to which the state aside does not belong."""
 
     def text(item: Any) -> str:
-        full = json.dumps(item, sort_keys=True)
-        return full if ASIDE not in full else json.dumps(without_aside(item), sort_keys=True)
+        full = _SORTED(item)
+        return full if ASIDE not in full else _SORTED(without_aside(item))
 
     return sorted(encoded, key=text)
 
 
 class Encoder:
-    """Encodes one value. `unsure`: the value contains an object whose class may change what is decoded."""
+    """Encodes one value.
 
-    def __init__(self) -> None:
-        self.unsure = False
+    unsure: the value contains an object whose class may change what is decoded. in_unicode: it has a long string that
+    is shorter with its characters as they are. lifts: long bytes are kept in `lifted`, and a mark stands for their
+    base64.
+    """
+
+    def __init__(self, *, lifts: bool = False) -> None:
+        self.lifts, self.lifted = lifts, list[bytes | bytearray]()
+        self.unsure = self.in_unicode = False
         self._written, self._look_at = 0, _LOOK_AT
         self._root: object = None
         self._caching = set[int]()  # the objects whose cached properties are being encoded
@@ -113,6 +121,9 @@ class Encoder:
         return write(self, value, where) if write is not None else self._object(value, where)
 
     def _str(self, value: str, _: str = "") -> Any:
+        if len(value) > PIECE and is_shorter_in_unicode(value):
+            self.in_unicode = True
+            return value
         if _PAIR.search(value) is None:
             return value
         return {TAG: "str", "v": [ord(one) for one in value]}
@@ -143,7 +154,9 @@ class Encoder:
         return {TAG: "tuple", "v": self._items(value, where)}
 
     def _set(self, value: set[Any] | frozenset[Any], where: str) -> Any:
+        lifts, self.lifts = self.lifts, False  # items are sorted by their texts
         items = [self.part(one, f"{where}{{}}") for one in value]
+        self.lifts = lifts
         return {TAG: type(value).__name__, "v": sort_encoded(items)}
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
@@ -175,8 +188,11 @@ class Encoder:
     def _deque(self, value: deque[Any], where: str) -> Any:
         return {TAG: "deque", "v": self._items(value, where), "n": value.maxlen}
 
-    def _bytes(self, value: bytes, _: str) -> Any:
-        return {TAG: type(value).__name__, "v": base64.b64encode(value).decode()}
+    def _bytes(self, value: bytes | bytearray, _: str) -> Any:
+        if not self.lifts or len(value) <= PIECE:
+            return {TAG: type(value).__name__, "v": base64.b64encode(value).decode()}
+        self.lifted.append(value)
+        return {TAG: type(value).__name__, "v": mark(len(self.lifted) - 1)}
 
     def _text(self, value: object, _: str) -> Any:
         return {TAG: type(value).__name__.lower(), "v": str(value)}

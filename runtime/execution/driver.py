@@ -317,7 +317,7 @@ async def _run_workflow(run: Run, function: Callable[..., Any], services: Servic
     try:
         run.sets.given(function, args, kwargs)
         send_prefix_hint(run, function, answered, services.llm, services.emit)
-        result_json = codec.encode(await _call_workflow(run, function, args, kwargs), "its result")
+        result_json = codec.encode(await _call_workflow(run, function, args, kwargs), "its result", unicode=True)
         await run.journal.behind.settled()
         left = await run.end_abandoned_steps()
         run.journal.refuse_when_stopped()

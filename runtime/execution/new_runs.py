@@ -99,7 +99,8 @@ async def begun(services: Services, launch: Launch) -> AsyncIterator[NewRun]:
 
 
 async def _new_run(services: Services, launch: Launch) -> NewRun:
-    args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
+    what = f"workflow {launch.plan.name!r}: arguments"
+    args_json = codec.encode([list(launch.args), launch.kwargs], what, unicode=True)
     workspace = paths.expanded(launch.workspace).resolve() if launch.workspace else None
     imported = await _imported(services, workspace)
     base = imported.snapshot

@@ -27,7 +27,7 @@ from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
 
-_PLAIN = frozenset((str, int, float, bool, type(None)))
+_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 
 
 def is_plain(value: object) -> bool:
@@ -137,11 +137,16 @@ class StepCall:
     op: PlanOp
     key: str
     args_digest: str
-    arguments: str  # encoded: each attempt decodes its own copy, unless all are `plain`
+    encoded: str | None  # the arguments: each attempt decodes its own copy, unless all are `plain`; None if long
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
     plain: Mapping[str, Any] | None = None  # the arguments, if none of them can be changed
     from_main: bool = False  # the workflow's own task or thread called it
     aside: bool = False  # it only reads, in a separate world on its branch's snapshot
+
+    @property
+    def arguments(self) -> str:
+        """The encoded arguments."""
+        return codec.encode(self.plain, unicode=True) if self.encoded is None else self.encoded
 
     def fence(self) -> Fence | None:
         if self.step.effect is not Effect.IRREVERSIBLE:
@@ -194,7 +199,7 @@ def _encode_result(call: StepCall, value: Any) -> tuple[str, Any]:
     """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
     fence = call.fence()
     try:
-        result_json = codec.encode(value, f"step {call.step.name!r}: its result")
+        result_json = codec.encode(value, f"step {call.step.name!r}: its result", unicode=True)
         return result_json, value if is_plain(value) else codec.decode(result_json)
     except Exception as error:
         if fence is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import islice
 from typing import Any
 
 from ramify.compiler.plan import Effect, OpKind
@@ -19,6 +21,7 @@ from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError
 
 _SUMMARY = 80
+_LOOK_AT = 100  # characters of a string and items of a collection: more than a summary shows
 _TAIL = 800
 
 _NOT_FROM_THE_CODE = (StepTimeout, NotSerialisable, SandboxError, WrongReuse)
@@ -156,7 +159,32 @@ def raised_again(call: StepCall, error: Exception) -> Exception:
 def one_line(value: object) -> str:
     if value is None:
         return ""
-    lines = str(value)[: _SUMMARY + 1].splitlines()
+    lines = str(_shortened(value))[: _SUMMARY + 1].splitlines()
     if not lines:
         return ""
     return lines[0] if len(lines[0]) <= _SUMMARY else f"{lines[0][: _SUMMARY - 1]}…"
+
+
+def _shortened(value: object) -> object:
+    """Return a value whose text begins like that of the given one, so that no text of a long value is made."""
+    kind = type(value)
+    if isinstance(value, str | bytes | bytearray) and kind in (str, bytes, bytearray):
+        return value[:_LOOK_AT] if len(value) > _LOOK_AT else value
+    if isinstance(value, list | tuple) and kind in (list, tuple):
+        some = [_shortened(one) for one in islice(value, _LOOK_AT)]
+        return tuple(some) if kind is tuple else some
+    if isinstance(value, dict) and kind is dict:
+        return {key: _shortened(one) for key, one in islice(value.items(), _LOOK_AT)}
+    if dataclasses.is_dataclass(value) and _is_generated(kind):
+        shown = object.__new__(kind)
+        for one in dataclasses.fields(value):
+            if hasattr(value, one.name):
+                object.__setattr__(shown, one.name, _shortened(getattr(value, one.name)))
+        return shown
+    return value
+
+
+def _is_generated(kind: Any) -> bool:
+    """Whether the text of a dataclass is the generated one, which reads nothing but its fields."""
+    own = hasattr(kind.__repr__, "__wrapped__") and kind.__str__ is object.__str__
+    return own and kind.__getattribute__ is object.__getattribute__ and not hasattr(kind, "__del__")

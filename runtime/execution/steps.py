@@ -15,7 +15,7 @@ from typing import Any
 from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.digests import digest_in_journal
+from ramify.runtime.codec.digests import digest_in_journal, digest_of_long_arguments
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
     Diverged,
@@ -95,19 +95,30 @@ def begin_step(
         )
     scope.run.steps[step.name] = step
     bound, defaults = bind_with_defaults(step, args, kwargs)
-    arguments = codec.encode(bound, f"step {step.name!r}: arguments")
-    args_digest = _digest(scope, op, bound, defaults, arguments)
+    plain = bound if all(map(is_plain, bound.values())) else None
+    encoded, args_digest = _encoded(scope, op, bound, defaults, f"step {step.name!r}: arguments", plain is not None)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     refuse_untold_call(scope, step, op, key)
-    plain = bound if all(map(is_plain, bound.values())) else None
     caller = asyncio.current_task()
     from_main = is_in_own_thread() or (scope.run.asking is not None and scope.run.asking.is_main(caller))
-    performing = _perform(StepCall(scope, step, op, key, args_digest, arguments, defaults, plain, from_main))
+    performing = _perform(StepCall(scope, step, op, key, args_digest, encoded, defaults, plain, from_main))
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
     scope.run.waits.watch(caller)
     scope.run.begun[key] = BegunStep(performing, caller)
     return performing
+
+
+def _encoded(
+    scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], what: str, fixed: bool
+) -> tuple[str | None, str]:
+    """Return the encoded arguments, and their digest. Long arguments that nobody can change (`fixed`) are not kept
+    encoded."""
+    digest = digest_of_long_arguments(bound) if fixed else None
+    if digest is not None and not scope.run.journal.has_digests:
+        return None, digest
+    encoded = codec.encode(bound, what, unicode=True)
+    return None if digest is not None else encoded, _digest(scope, op, bound, defaults, encoded)
 
 
 def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], arguments: str) -> str:

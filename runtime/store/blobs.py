@@ -1,17 +1,17 @@
 """The table `blobs`: long texts by content, each stored once, and a growing text as a difference to its
-predecessor."""
+predecessor. SQLite gets a text of many megabytes in pieces: it would copy the whole text several times."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
 from ramify.runtime.records import RunId
 from ramify.runtime.store import plain_queries, rows, tables
-from ramify.runtime.store.stored_texts import Digest, Packed, pack, to_bytes, unpack
+from ramify.runtime.store.stored_texts import PIECE, Digest, Packed, pack, packed_in_pieces, to_bytes, unpack
 
 _RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # cached: runs, texts per run, characters per text at most
 _AT_ONCE = 500  # names in one query: SQLite takes 32766, PostgreSQL 65535
@@ -54,7 +54,20 @@ class RecentTexts:
         self._runs.pop(run, None)
 
 
-def row(name: Digest, packed: Packed) -> dict[str, Any]:
+def in_rows(texts: Mapping[Digest, Packed], *, pieces: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows of texts, in the order of their names, so that two writers of the same texts do not deadlock.
+
+    `pieces`: write a long text as several rows.
+    """
+    for name in sorted(texts):
+        packed = texts[name]
+        if pieces and packed.base is None and len(packed.text) > PIECE:
+            yield from (_row(part, piece) for part, piece in packed_in_pieces(packed.text))
+        else:
+            yield _row(name, packed)
+
+
+def _row(name: Digest, packed: Packed) -> dict[str, Any]:
     whole = packed.base is None
     return {
         "digest": name,

@@ -60,7 +60,7 @@ class Refused(Exception):
 class _Batch:
     """The values of a batch, in the order in which both databases write them."""
 
-    texts: Sequence[Row]
+    texts: Mapping[Digest, Packed]
     rows: Sequence[tuple[Table, Sequence[Row]]]
     touched: Mapping[RunId, tuple[float, float]]
     ended: Mapping[RunId, tuple[float, float, str, Digest | None]]
@@ -79,7 +79,7 @@ def _batch(found: Sequence[SimpleCommit], texts: Mapping[Digest, Packed], tokens
     }
     leaving = {one.run for one in found if one.left}
     return _Batch(
-        [blobs.row(name, texts[name]) for name in sorted(texts)],
+        texts,
         [(table, those) for table, those in rows if those],
         {one.run: one.touched for one in found if one.touched is not None and one.run not in ended},
         ended,
@@ -106,7 +106,8 @@ def write_to_file(
         if tokens and len(own.execute(*leases.fence(owner, tokens)).fetchall()) < len(tokens):
             raise Refused
         if batch.texts:
-            own.executemany(_insert(tables.blobs, 1, "?", _ONCE), _each(tables.blobs, batch.texts))
+            rows_of_texts = blobs.in_rows(batch.texts, pieces=True)
+            own.executemany(_insert(tables.blobs, 1, "?", _ONCE), map(_stored_text, rows_of_texts))
         for table, rows in batch.rows:
             for some in _pieces(_each(table, rows)):
                 own.execute(_insert(table, len(some), "?"), tuple(chain.from_iterable(some)))
@@ -167,7 +168,7 @@ def write_to_server(
         if held:
             values.append(owner.writer)
             values += [value for pair in held.items() for value in pair]
-    values += [value for row in _each(tables.blobs, batch.texts) for value in row]
+    values += [value for row in blobs.in_rows(batch.texts, pieces=False) for value in _stored_text(row)]
     values += [value for table, rows in batch.rows for row in _each(table, rows) for value in row]
     values += [value for run, at in batch.touched.items() for value in (run, *at)]
     values += [value for run, end in batch.ended.items() for value in (run, *end)]
@@ -266,10 +267,15 @@ def _each(table: Table, rows: Sequence[Row]) -> Sequence[tuple[object, ...]]:
     """Return the values of rows as the database stores them."""
     columns = _columns(table)
     found: list[tuple[object, ...]] = list(map(itemgetter(*(name for name, _ in columns)), rows))
-    if table is not tables.blobs and _are_plain(found):  # long texts are not copied
+    if _are_plain(found):
         return found
     stores = [store for _, store in columns]
     return [tuple(v if store is None else store(v) for store, v in zip(stores, row, strict=True)) for row in found]
+
+
+def _stored_text(row: Row) -> tuple[object, ...]:
+    """Return the values of a row of `blobs` as the database stores them. Long texts are not copied."""
+    return tuple(row[name] if store is None else store(row[name]) for name, store in _columns(tables.blobs))
 
 
 def _are_plain(rows: Sequence[Sequence[object]]) -> bool:

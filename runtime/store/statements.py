@@ -24,7 +24,7 @@ from ramify.runtime.records import (
     RunUpdate,
 )
 from ramify.runtime.store import blobs, rows, tables
-from ramify.runtime.store.stored_texts import Packed
+from ramify.runtime.store.stored_texts import PIECE, Packed
 
 BLOB_COLUMNS = tuple(
     tables.metadata.tables[table].c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names
@@ -45,10 +45,15 @@ def put(connection: Connection, table: Table, values: Sequence[dict[str, Any]]) 
 
 
 def put_blobs(connection: Connection, packed: Mapping[str, Packed]) -> None:
-    """Insert missing texts, in sorted order, so that two writers of the same texts do not deadlock."""
-    if packed:
-        values = [blobs.row(name, packed[name]) for name in sorted(packed)]
-        connection.execute(insert(connection, tables.blobs).on_conflict_do_nothing(), values)
+    """Insert missing texts."""
+    if not packed:
+        return
+    new = insert(connection, tables.blobs).on_conflict_do_nothing()
+    if connection.dialect.name == "postgresql" or all(len(one.text) <= PIECE for one in packed.values()):
+        connection.execute(new, list(blobs.in_rows(packed, pieces=False)))
+        return
+    for row in blobs.in_rows(packed, pieces=True):
+        connection.execute(new, row)
 
 
 def all_texts(found: RunRows) -> list[str]:

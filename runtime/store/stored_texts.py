@@ -7,12 +7,14 @@ rest (the tail) are stored. The tail is compressed with the old text as the dict
 
 from __future__ import annotations
 
+import hashlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 Digest = str
 
+PIECE = 4 << 20  # characters: longer texts are written in pieces
 WORTH_SHARING = 160  # minimal length of a common beginning in bytes: a reference costs about as much
 WORTH_PACKING, WORTH_PACKING_WITH_WORDS = 200, 48  # minimal bytes to compress, without and with a dictionary
 LEVEL, LEVEL_WITH_WORDS = 1, 6  # zlib levels: with a dictionary, searching for long matches pays off
@@ -44,29 +46,55 @@ def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packe
     return Packed("", base, keep, _RAW + data[keep:] if squeezed is None else _SQUEEZED + squeezed)
 
 
+def packed_in_pieces(text: str) -> Iterator[tuple[Digest, Packed]]:
+    """Yield a long text as a chain of texts, each of which continues the one before; the last one is the whole text.
+    So a database never gets more than a piece at once."""
+    found, keep = hashlib.sha256(), 0
+    base: Digest | None = None
+    for at in range(0, len(text), PIECE):
+        data = to_bytes(text[at : at + PIECE])
+        found.update(data)
+        name = found.hexdigest()
+        yield name, Packed(text[:PIECE]) if base is None else Packed("", base, keep, _RAW + data)
+        base, keep = name, keep + len(data)
+
+
 def unpack(wanted: Iterable[Digest], packed: Mapping[Digest, Packed]) -> dict[Digest, str]:
     """Return the texts of these digests. Raises `KeyError` if a text or one of its bases is missing."""
-    whole: dict[Digest, bytes] = {}
+    names, whole = set(wanted), dict[Digest, bytes]()
     return {
-        digest: one.text if (one := packed[digest]).base is None else from_bytes(_bytes(digest, packed, whole))
-        for digest in wanted
+        digest: one.text if (one := packed[digest]).base is None else from_bytes(_bytes(digest, packed, whole, names))
+        for digest in names
     }
 
 
-def _bytes(digest: Digest, packed: Mapping[Digest, Packed], whole: dict[Digest, bytes]) -> bytes:
+def _bytes(
+    digest: Digest, packed: Mapping[Digest, Packed], whole: dict[Digest, bytes], wanted: Collection[Digest]
+) -> bytes | bytearray:
+    """Return the bytes of a text. `whole`: gets those of its bases that other wanted texts may have too."""
     chain: list[tuple[Digest, Packed]] = []
     at: Digest | None = digest
     while at is not None and at not in whole:
         chain.append((at, packed[at]))
         at = packed[at].base
+    made = bytearray() if at is None else bytearray(whole[at])
     for name, link in reversed(chain):
-        whole[name] = to_bytes(link.text) if link.base is None else _joined(whole[link.base], link)
-    return whole[digest]
+        if link.base is None:
+            made += to_bytes(link.text)
+        else:
+            _continue(made, link)
+        if name != digest and (name in wanted or len(made) <= PIECE):
+            whole[name] = bytes(made)
+    if len(made) <= PIECE:
+        whole[digest] = bytes(made)
+    return made
 
 
-def _joined(base: bytes, link: Packed) -> bytes:
-    mark, tail = link.tail[:1], link.tail[1:]
-    return base[: link.keep] + (tail if mark == _RAW else expand(tail, base[-WINDOW:]))
+def _continue(base: bytearray, link: Packed) -> None:
+    """Turn the bytes of a base into those of the text."""
+    tail = memoryview(link.tail)[1:] if link.tail[:1] == _RAW else expand(link.tail[1:], bytes(base[-WINDOW:]))
+    del base[link.keep :]
+    base += tail
 
 
 def to_bytes(text: str) -> bytes:
@@ -74,7 +102,7 @@ def to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def from_bytes(data: bytes) -> str:
+def from_bytes(data: bytes | bytearray) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 

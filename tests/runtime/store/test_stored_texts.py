@@ -12,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.runtime.records import RunId
-from ramify.runtime.store import RunStore
+from ramify.runtime.store import RunStore, blobs, rows, statements, stored_texts
 from ramify.runtime.store.engines import writer
-from ramify.runtime.store.stored_texts import Packed, common, compress, expand, pack, to_bytes, unpack
+from ramify.runtime.store.stored_texts import (
+    Packed,
+    common,
+    compress,
+    expand,
+    pack,
+    packed_in_pieces,
+    to_bytes,
+    unpack,
+)
 
 Make = Callable[..., Any]
 TEXTS = st.lists(st.text(st.one_of(st.characters(), st.just("\udc80")), max_size=400), max_size=6)
@@ -100,3 +109,34 @@ async def test_a_run_with_the_id_of_a_deleted_one_uses_none_of_its_texts(
     await store.create_run(a_run())
     await store.commit("run-1", ops=[an_op(result_json=second)])
     assert [op.result_json for op in await store.ops("run-1")] == [second]
+
+
+@given(st.text(st.one_of(st.characters(), st.just("\udc80")), min_size=5, max_size=60))
+def test_a_text_in_pieces_is_read_as_written(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_texts, "PIECE", 4)
+        pieces = dict(packed_in_pieces(text))
+        assert list(pieces)[-1] == rows.digest(text)
+        prefixes = {rows.digest(text[:end]): text[:end] for end in {*range(4, len(text), 4), len(text)}}
+        assert unpack([rows.digest(text)], pieces) == {rows.digest(text): text}
+        assert unpack(pieces, pieces) == prefixes
+
+
+async def test_a_long_text_is_stored_in_pieces_and_deleted_whole(
+    store: RunStore, a_run: Make, an_op: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs with the same beginning share its pieces."""
+    for module in (stored_texts, blobs, statements):
+        monkeypatch.setattr(module, "PIECE", 1000)
+    start = json.dumps("é\0x" * 500 + "€" * 999, ensure_ascii=False)
+    texts = {"run-1": start + "a" * 900, "run-2": start + "b" * 900}
+    for run, text in texts.items():
+        await store.create_run(a_run(id=run, args_json=text + "+"))
+        await store.commit(run, ops=[an_op(run_id=run, result_json=text)])
+    for run, text in texts.items():
+        assert [op.result_json for op in await store.ops(RunId(run))] == [text]
+        assert (await store.run(RunId(run))).args_json == text + "+"
+    await store.delete_run(RunId("run-1"))
+    assert [op.result_json for op in await store.ops(RunId("run-2"))] == [texts["run-2"]]
+    await store.delete_run(RunId("run-2"))
+    assert stored(store) == 0
