@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import os
 import platform
 import signal
@@ -32,6 +31,7 @@ NT_PRSTATUS, NT_X86_XSTATE = 1, 0x202
 WALL = 0x4000_0000
 KCMP = 312
 OPEN_FILE, MEMORY, TABLE_OF_FILES, FOLDERS = 0, 1, 2, 3  # KCMP_FILE, KCMP_VM, KCMP_FILES, KCMP_FS
+LESS = 1  # how KCMP orders two processes
 
 REGISTERS = (
     *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
@@ -279,14 +279,16 @@ def share_open_file_among(one: tuple[int, int], other: tuple[int, int]) -> bool:
 def pair_that_shares(pids: Sequence[int], what: int) -> tuple[int, int] | None:
     """Two of these processes that share one of `MEMORY`, `TABLE_OF_FILES`, `FOLDERS`: only `clone` makes such. Raises
     `OSError`."""
+    pairs: list[tuple[int, int]] = []
 
     def compare(one: int, other: int) -> int:
-        return (0, -1, 1)[_order(one, other, what)]  # 1: less, 2: greater
+        order = _order(one, other, what)
+        if order == 0:
+            pairs.append((one, other))
+        return {0: 0, LESS: -1}.get(order, 1)
 
-    for one, other in itertools.pairwise(sorted(pids, key=cmp_to_key(compare))):
-        if _order(one, other, what) == 0:
-            return one, other
-    return None
+    sorted(pids, key=cmp_to_key(compare))  # it compares all that come to lie side by side
+    return pairs[0] if pairs else None
 
 
 def _order(one: int, other: int, what: int, *descriptors: int) -> int:

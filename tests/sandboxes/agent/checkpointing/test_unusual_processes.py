@@ -112,6 +112,12 @@ async def started(world: World, program: str, out: Out, until: Until) -> None:
     assert await out(world, "cat errors") == ""
 
 
+async def asked(world: World, out: Out, until: Until) -> None:
+    await out(world, "touch go")
+    await until(world, "[ -e told ] || [ -s errors ] || ! kill -0 $p")
+    assert await out(world, "cat errors told") == "True"
+
+
 @pytest.mark.linux_ns
 @pytest.mark.criu
 @pytest.mark.parametrize("program", [MANY_AREAS, FLAGGED_AREAS, MANY_LOCKS, SPARSE, NAMED_LIKE_FLAGS])
@@ -125,10 +131,10 @@ async def test_what_is_kept_goes_on_in_forks_of_forks(
     fork = await namespaces.materialise(first, dumpable)
     second = await fork.seal(flush=False)
     assert second.tier is ProcessTier.TREE, second.processes.reason
+    await asked(world, out, until)
+    await world.rollback(first)
     for live in (world, fork, await namespaces.materialise(second, dumpable)):
-        await out(live, "touch go")
-        await until(live, "[ -e told ] || [ -s errors ] || ! kill -0 $p")
-        assert await out(live, "cat errors told") == "True"
+        await asked(live, out, until)
 
 
 WITHOUT_VDSO = """
