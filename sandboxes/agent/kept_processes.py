@@ -62,7 +62,7 @@ class ProcessKeeper(ShellPreparer):
             return Dumped(f"processes {strays} do not descend from the shell, and a dump covers one process tree")
         place = Path(self._tree.path_inside(message.images))
         last = max(p.pid for p in found)
-        sessions = {session.name: session.pid for session in self._sessions}
+        sessions = {session.name: session.pid for session in self._sessions if not session.ended}
         note = DumpNote(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions)
         try:
             taken = self._dump_tree(place, note, message.bases)
@@ -91,10 +91,10 @@ class ProcessKeeper(ShellPreparer):
         stopped = [p.key for p in self._all() if p.state in "Tt"]
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
-            self._ephemeral_state().refuse_of_any(p.pid for p in self._all())
+            self._ephemeral_state().refuse_of_any((p.pid for p in self._all()), stand=False)
             self._criu.dump(shell.pid, held)
             self._frozen = [p for p in self._all() if p.key not in stopped]
-            self._ephemeral_state().refuse_of_any(p.pid for p in self._all())  # now that they stand still
+            self._ephemeral_state().refuse_of_any((p.pid for p in self._all()), stand=True)
         except (CannotKeep, OSError) as error:
             self._thaw()
             return Dumped(f"{error}; {why}")
@@ -124,6 +124,10 @@ class ProcessKeeper(ShellPreparer):
             raise CannotDump("a process was stopped")
         self._freeze_all()
         found = self._family(note.shell)
+        alive = {process.pid for process in found}
+        if note.shell not in alive:
+            raise CannotDump("the shell has ended")
+        note = replace(note, sessions={name: pid for name, pid in note.sessions.items() if pid in alive})
         members, opened = members_of(found, self._start.private, pipes, self._sharing)
         ephemeral = self._ephemeral_state()
         ephemeral.refuse_of_world()

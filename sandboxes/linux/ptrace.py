@@ -17,6 +17,7 @@ import platform
 import signal
 import struct
 from collections.abc import Sequence
+from functools import cmp_to_key
 from typing import Self
 
 from ramify.sandboxes.linux.process_memory import Area
@@ -29,6 +30,8 @@ EVENT_EXEC, EVENT_STOP = 4, 128
 NT_PRSTATUS, NT_X86_XSTATE = 1, 0x202
 WALL = 0x4000_0000
 KCMP = 312
+OPEN_FILE, MEMORY, TABLE_OF_FILES, FOLDERS = 0, 1, 2, 3  # KCMP_FILE, KCMP_VM, KCMP_FILES, KCMP_FS
+LESS = 1  # how KCMP orders two processes
 
 REGISTERS = (
     *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
@@ -270,11 +273,30 @@ def share_open_file(pid: int, one: int, other: int) -> bool:
 
 def share_open_file_among(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """As `share_open_file`, for two processes: each with its descriptor."""
-    order = int(_libc.syscall(KCMP, one[0], other[0], 0, one[1], other[1]))
+    return _order(one[0], other[0], OPEN_FILE, one[1], other[1]) == 0
+
+
+def pair_that_shares(pids: Sequence[int], what: int) -> tuple[int, int] | None:
+    """Two of these processes that share one of `MEMORY`, `TABLE_OF_FILES`, `FOLDERS`: only `clone` makes such. Raises
+    `OSError`."""
+    pairs: list[tuple[int, int]] = []
+
+    def compare(one: int, other: int) -> int:
+        order = _order(one, other, what)
+        if order == 0:
+            pairs.append((one, other))
+        return {0: 0, LESS: -1}.get(order, 1)
+
+    sorted(pids, key=cmp_to_key(compare))  # it compares all that come to lie side by side
+    return pairs[0] if pairs else None
+
+
+def _order(one: int, other: int, what: int, *descriptors: int) -> int:
+    order = int(_libc.syscall(KCMP, one, other, what, *(descriptors or (0, 0))))
     if order == -1:
         number = ctypes.get_errno()
-        raise OSError(number, f"kcmp of process {one[0]}: {os.strerror(number)}")
-    return order == 0
+        raise OSError(number, f"kcmp of process {one}: {os.strerror(number)}")
+    return order
 
 
 def why_not() -> str:

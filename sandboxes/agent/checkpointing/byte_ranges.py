@@ -58,6 +58,8 @@ class PageCopier:
             self._at = at
         while length:
             got = os.preadv(self._memory, [self._room[self._filled : self._filled + length]], address)
+            if not got:  # the kernel says so of a process that was killed
+                raise OSError(f"the memory has no bytes at {address:#x}")
             self._filled += got
             address, length = address + got, length - got
             if self._filled == BLOCK:
@@ -87,3 +89,12 @@ class FileReader:
                 raise OSError(f"the file has no bytes at {at}")
         first = at - self._at
         return self._held[first : first + most]
+
+
+def write_memory(memory: int, data: bytes | memoryview, address: int) -> None:
+    """Write all of it into the memory of a process. Raises `OSError` if the process was killed."""
+    while data:
+        done = os.pwrite(memory, data, address)
+        if not done:
+            raise OSError(f"the memory takes no bytes at {address:#x}")
+        data, address = data[done:], address + done

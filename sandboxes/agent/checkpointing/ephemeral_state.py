@@ -56,8 +56,9 @@ class EphemeralState:
         if files := os.listdir(SHARED_MEMORY):  # noqa: PTH208
             raise CannotKeep(f"the world has {SHARED_MEMORY}/{files[0]}, and no snapshot keeps {SHARED_MEMORY}")
 
-    def refuse_of_process(self, pid: int) -> None:
-        """Raise `CannotKeep` for what a process stands in, holds open or has mapped."""
+    def refuse_of_process(self, pid: int, *, stands: bool = True) -> None:
+        """Raise `CannotKeep` for what a process stands in, holds open or has mapped. `stands`: it stands still. One
+        that starts a program or ends has nothing mapped for a moment."""
         here = f"/proc/{pid}"
         if contents(f"{here}/personality") != contents("/proc/self/personality"):
             raise CannotKeep(f"process {pid}: it has a personality of its own, as by setarch")
@@ -65,6 +66,8 @@ class EphemeralState:
         if not os.access(program, os.X_OK):
             raise CannotKeep(f"process {pid}: its program was removed or may no longer be executed: {program}")
         mapped = contents(f"{here}/maps")
+        if stands and b" [vdso]\n" not in mapped:
+            raise CannotKeep(f"process {pid}: it has given back its vDSO, without which it cannot be restored")
         for device, place in self._by_name.items():
             if f" {device} ".encode() in mapped:
                 raise CannotKeep(f"process {pid}: it has mapped a file of {place}, which no snapshot keeps")
@@ -79,13 +82,13 @@ class EphemeralState:
                     path = os.readlink(link)  # noqa: PTH115
                     raise CannotKeep(f"process {pid}: it is listing {path}, and a fork may list it otherwise")
 
-    def refuse_of_any(self, pids: Iterable[int]) -> None:
-        """Raise `CannotKeep` for all of the above and for what CRIU alone would lose."""
+    def refuse_of_any(self, pids: Iterable[int], *, stand: bool) -> None:
+        """Raise `CannotKeep` for all of the above and for what CRIU alone would lose. `stand`: they stand still."""
         self.refuse_of_world()
         seen, written = list[tuple[int, str, FileKey]](), dict[FileKey, int]()
         for pid in pids:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                self.refuse_of_process(pid)
+                self.refuse_of_process(pid, stands=stand)
                 for area in process_memory.areas(pid):
                     if "p" in area.modes and area.name.startswith(MEMORY_FILE):
                         raise CannotKeep(f"process {pid}: it has private memory of {area.name}, which CRIU loses")

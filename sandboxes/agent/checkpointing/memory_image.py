@@ -17,7 +17,6 @@ import bisect
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from ramify.sandboxes.agent.checkpointing.byte_ranges import (
     PageCopier,
     union,
     without,
+    write_memory,
 )
 from ramify.sandboxes.linux.checkpoint_support import WriteTracker
 from ramify.sandboxes.linux.process_memory import (
@@ -285,7 +285,8 @@ class _Stopped:
             yield from _own_pages_by_entries(self.pagemap, area)
             return
         first = bisect.bisect_right(self.own_runs, area.start, key=lambda run: run[1])
-        for start, end in itertools.islice(self.own_runs, first, None):
+        for at in range(first, len(self.own_runs)):  # islice would count up to the first, for each area
+            start, end = self.own_runs[at]
             if start >= area.end:
                 return
             yield max(start, area.start) - area.start, min(end, area.end) - max(start, area.start)
@@ -385,7 +386,7 @@ def copy_base_into_memory(memory: int, base: int, kept: StoredArea) -> None:
     for first in range(0, kept.area.size, BLOCK):
         data = os.pread(base, min(BLOCK, kept.area.size - first), kept.below + first)
         if data.count(0) != len(data):
-            os.pwrite(memory, data, kept.area.start + first)
+            write_memory(memory, data, kept.area.start + first)
 
 
 def read_into_memory(memory: int, image: FileReader, kept: StoredArea) -> None:
@@ -394,4 +395,5 @@ def read_into_memory(memory: int, image: FileReader, kept: StoredArea) -> None:
         done = 0
         while done < length:
             data = image.read(place + done, length - done)
-            done += os.pwrite(memory, data, kept.area.start + offset + done)
+            write_memory(memory, data, kept.area.start + offset + done)
+            done += len(data)

@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ramify.sandboxes.agent.checkpointing.memory_image import (
@@ -144,7 +144,7 @@ def dump_process(
             found = with_openable_paths(kept_areas(found, own, shares_files=shares_files), own, points)
             status = processes.status_of(pid)
             program = _program(pid, status)
-            tracee.step_from(next(area for area in kernels if area.name == "[vdso]"))
+            tracee.step_from(_vdso(kernels))
             later = restart_interrupted_call(registers, tracee.memory)
             known = (later, floats, blocked, _handled_signals(status))
             thread, heap_end = _ask(tracee, *known, Reopening(program, files, found, own))
@@ -163,6 +163,20 @@ def dump_process(
             tracee.blocked = blocked
     image.write(folder)
     return made
+
+
+def _vdso(kernels: Sequence[Area]) -> Area:
+    """The area by whose instructions it is asked. Raises `CannotDump` if it lacks one of the kernel's areas."""
+    if sorted((area.name, area.size) for area in kernels) != _areas_of_kernel():
+        raise CannotDump("it has given back or moved a part of its vDSO, which a restored process has whole")
+    return next(area for area in kernels if area.name == "[vdso]")
+
+
+@cache
+def _areas_of_kernel() -> list[tuple[str, int]]:
+    """Their names and sizes, as this process has them."""
+    found = process_memory.areas(os.getpid())
+    return sorted((area.name, area.size) for area in found if area.name in process_memory.KERNELS)
 
 
 @contextlib.contextmanager
@@ -192,7 +206,7 @@ def base_of_restored(image: Image, folder: Path, found: Sequence[Area]) -> Image
 
 def _program(pid: int, status: Mapping[str, str]) -> Program:
     path = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115
-    name = os.fsdecode(processes.contents(f"/proc/{pid}/comm")).rstrip("\n")
+    name = os.fsdecode(processes.contents(f"/proc/{pid}/comm")).removesuffix("\n")
     listed = map(str.split, resource_limits.read_rlimits(pid).splitlines())
     limits = {name: (int(soft), int(hard)) for name, soft, hard in listed}
     cwd, removed = working_folder(pid)

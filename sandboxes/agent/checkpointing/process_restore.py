@@ -225,7 +225,10 @@ def rebuild(
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
     pointer_calls = _pointer_calls(image)
     values = [*(os.fsencode(path) + b"\0" for path in paths), *(data for data, _ in pointer_calls)]
-    scratch = _ScratchMemory(2 * len(image.areas) + len(paths) + len(image.files) + 100, values)
+    begin = 2 * len(kernels) + 2 + len(paths)
+    maps = sum(1 for _ in _map_calls(image, dict.fromkeys(paths, -1), shares=shares))
+    then = maps + len(pointer_calls) + sum(1 for _ in _value_calls(image))
+    scratch = _ScratchMemory(max(begin, then), values)
     taken = [*mine, *image.kernels, *(kept.area for kept in image.areas)]
     scratch.at = process_memory.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
     tracee.call(

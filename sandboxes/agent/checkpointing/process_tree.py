@@ -42,7 +42,16 @@ from ramify.sandboxes.agent.checkpointing.process_restore import (
 )
 from ramify.sandboxes.linux import kernel, processes, resource_limits
 from ramify.sandboxes.linux.process_memory import Area, areas
-from ramify.sandboxes.linux.ptrace import EXIT_KILL, TRACE_EXEC, Tracee, share_open_file_among
+from ramify.sandboxes.linux.ptrace import (
+    EXIT_KILL,
+    FOLDERS,
+    MEMORY,
+    TABLE_OF_FILES,
+    TRACE_EXEC,
+    Tracee,
+    pair_that_shares,
+    share_open_file_among,
+)
 
 TREE_NOTE = "tree.json"  # in the folder of the tree's root
 MOST_MEMBERS = 64
@@ -51,6 +60,7 @@ NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
 LIKE_THE_ROOT = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 HARMLESS_DEVICES = frozenset(os.makedev(1, minor) for minor in (3, 5, 7, 8, 9))  # null, zero, full, random, urandom
 OF_A_STOP = sum(1 << (number - 1) for number in (17, 18, 19))  # SIGCHLD, SIGCONT, SIGSTOP
+SHARED_BY_CLONE = ((MEMORY, "memory"), (TABLE_OF_FILES, "table of open files"), (FOLDERS, "working folder"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ def members_of(
     for process in processes.all_processes().values():
         if process.parent in pids and process.pid not in pids:
             raise CannotDump(f"process {process.pid} has ended, and its parent has not asked for its exit code")
-    members, root = [], dict[str, str]()
+    members, root = list[Member](), dict[str, str]()
     parents: dict[int, Member] = {}
     opened: dict[int, list[OpenFile]] = {}
     filtered: set[int] = set()
@@ -115,6 +125,8 @@ def members_of(
             if (process.key in sharing or member.parent in filtered) and mine.get("Seccomp_filters") == "1":
                 filtered.add(member.pid)
                 mine["Seccomp"] = UNFILTERED  # by anything else
+            if members and member.parent not in parents:
+                raise CannotDump("it does not descend from the shell")
             root = root or mine
             _check(member, parents.get(member.parent), root, mine, here)
             opened[process.pid] = open_files(process.pid, private, pipes, locks=True)
@@ -125,6 +137,9 @@ def members_of(
         members.append(member)
     _check_devices(opened)
     _check_shared(opened)
+    for kind, what in SHARED_BY_CLONE:
+        if pair := pair_that_shares(sorted(opened), kind):
+            raise CannotDump(f"processes {pair[0]} and {pair[1]} share their {what}, as by clone")
     return tuple(members), opened
 
 

@@ -21,6 +21,9 @@ from ramify.sandboxes.linux.ptrace import Call
 FACCESSAT = 269  # x86_64
 AT_FDCWD = -100
 REMOVED = " (deleted)"  # what the kernel adds to the path of a removed file or folder
+NEWLINE = (
+    "\\012"  # what the kernel writes for a newline in the path of a mapped file; other bytes it writes as they are
+)
 
 
 def with_openable_paths(
@@ -33,6 +36,8 @@ def with_openable_paths(
     """
     names = {(area.name, area.inode): "" for area in found if area.inode and area.of not in restored_from}
     for name, inode in names:
+        if NEWLINE in name:
+            raise CannotDump(f"it has mapped a file whose name may hold a newline: {name}")
         within = [path for point in points if _inode(path := point.rstrip("/") + name) == inode]
         if not within and _inode(name) < 0:
             raise CannotDump(f"it has mapped a file that is not found at its path: {name}")

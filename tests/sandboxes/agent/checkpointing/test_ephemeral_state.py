@@ -80,12 +80,13 @@ async def test_what_no_snapshot_keeps_is_refused_by_name(
 
 
 async def test_a_personality_of_its_own_is_refused_and_what_a_world_has_anyway_is_kept(
-    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
+    namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out, until: Until
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     await out(world, "cd /dev/shm; exec 7</run 8<>/dev/null; sleep 1000 &")
     assert (await world.seal(flush=False)).tier.whole
     await out(world, "setarch -R sleep 1000 &")
+    await until(world, "! cmp -s /proc/$!/personality /proc/self/personality")
     sealed = await world.seal(flush=False)
     assert "personality" in sealed.processes.reason
     await out(world, "kill $!; wait $! || :; ipcmk -S 1 >/dev/null; ipcrm --all")
