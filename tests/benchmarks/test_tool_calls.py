@@ -55,9 +55,9 @@ def test_infercept_gives_up_what_was_away_for_longer_than_its_prefill_is_worth()
 
 def test_infercept_swaps_sooner_than_it_discards() -> None:
     """On an engine with a CPU tier, the price of a token is that of its copy: here an eighth."""
-    there, tier = IdleContext("7", 50_000, since=0.0), replace(STEP, per_prefill_ms=0.0025)
+    there = IdleContext("7", 50_000, since=0.0)
     assert InferCept().release([there], SHORT, 0.2) == []
-    assert InferCept().release([there], replace(SHORT, step=tier), 0.2) == ["7"]
+    assert InferCept().release([there], replace(SHORT, copy_ms=0.0025), 0.2) == ["7"]
 
 
 def test_lies_are_tags_that_our_scheduler_reads() -> None:
