@@ -259,7 +259,7 @@ def rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[i
         row(f"{name}: prompt tokens computed again", round(again, 2) + 0.0, "x the least",
             target="<= .3 x vLLM's" if name == "concord" else None,
             met=again <= 0.3 * stock_again if name == "concord" else None, peer=peer,
-            peer_value=round(stock_again, 2)),
+            peer_value=round(stock_again, 2) + 0.0),
     ]  # fmt: skip
     return out
 
