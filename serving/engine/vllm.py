@@ -108,6 +108,7 @@ class VllmEngine:
         self._start_timeout_s = start_timeout_s
         self._device = device
         self._process: asyncio.subprocess.Process | None = None
+        self._http: httpx.AsyncClient | None = None  # each client made reads the certificates of authorities
         self._stack = contextlib.AsyncExitStack()
 
     @property
@@ -117,11 +118,10 @@ class VllmEngine:
 
     async def healthy(self) -> bool:
         """True if the server answers and its engine works."""
-        if self.pid is None:
+        if self.pid is None or self._http is None:
             return False
         try:
-            async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
-                return (await client.get(self.base_url.removesuffix("/v1") + "/health")).status_code == 200
+            return (await self._http.get(self.base_url.removesuffix("/v1") + "/health")).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -147,6 +147,10 @@ class VllmEngine:
         async with contextlib.AsyncExitStack() as stack:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="ramify-vllm-", ignore_cleanup_errors=True)))
             log = self._log or scratch / "engine.log"
+            # It keeps no connection: the server closes idle ones, which would look like a server that is down.
+            limits = httpx.Limits(max_keepalive_connections=0)
+            client = httpx.AsyncClient(timeout=5.0, trust_env=False, limits=limits)
+            self._http = await stack.enter_async_context(client)
             stack.push_async_callback(self._stop)
             await self._start(python, folder, log, scratch)
             self._stack = stack.pop_all()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent
 from benchmarks.replay.inputs.agent_programs import least_prefill, programs, sessions
 from benchmarks.replay.inputs.stream_loads import beside
-from benchmarks.tool_calls import WRONG, hint_of
+from benchmarks.tool_calls import OURS_TIERED, TIERED, WRONG, Measured, hint_of, rows_of
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import SloClass, StepModel
 from ramify.serving.protocol.tags import SLOTags
@@ -55,9 +55,9 @@ def test_infercept_gives_up_what_was_away_for_longer_than_its_prefill_is_worth()
 
 def test_infercept_swaps_sooner_than_it_discards() -> None:
     """On an engine with a CPU tier, the price of a token is that of its copy: here an eighth."""
-    there, tier = IdleContext("7", 50_000, since=0.0), replace(STEP, per_prefill_ms=0.0025)
+    there = IdleContext("7", 50_000, since=0.0)
     assert InferCept().release([there], SHORT, 0.2) == []
-    assert InferCept().release([there], replace(SHORT, step=tier), 0.2) == ["7"]
+    assert InferCept().release([there], replace(SHORT, copy_ms=0.0025), 0.2) == ["7"]
 
 
 def test_lies_are_tags_that_our_scheduler_reads() -> None:
@@ -78,3 +78,15 @@ def test_thunderagent_admits_programs_that_fit_together() -> None:
     assert not gate.enters(0, 61_000, 13.0), "the one that waited for a tool was put back"
     gate.ends(1)
     assert gate.enters(0, 61_000, 14.0)
+
+
+def test_with_a_tier_the_peers_are_those_with_a_tier() -> None:
+    """Stock vLLM is one of them: a tier alone may do as much."""
+    plain, infercept = TIERED
+    found = {("vLLM", 0): Measured(500.0, 900.0, 50, 10), (plain, 0): Measured(220.0, 400.0, 1, 10)}
+    found |= {(infercept, 0): Measured(223.0, 400.0, 1, 10), (OURS_TIERED, 0): Measured(221.0, 400.0, 1, 10)}
+    took, again = rows_of(OURS_TIERED, found, range(1))
+    assert (took["peer"], took["peer_value"], took["met"]) == (plain, 220.0, False)
+    assert (again["peer"], again["ours"], again["peer_value"]) == (plain, 0.1, 0.1)
+    found[OURS_TIERED, 0] = Measured(219.0, 400.0, 1, 10)
+    assert rows_of(OURS_TIERED, found, range(1))[0]["met"]

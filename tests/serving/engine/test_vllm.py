@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 import pytest
@@ -57,6 +58,29 @@ async def test_an_engine_sees_its_own_device_only(
     with pytest.raises(EngineFailed, match="status 3"):
         await VllmEngine("org/model", cpu=cpu, python=python, device="0,1").__aenter__()
     assert f"{named}=0,1" in seen.read_text().splitlines()
+
+
+async def test_the_polls_of_a_start_share_one_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client reads the certificates of authorities: one for each poll took a tenth of a core."""
+    python, made, polls = tmp_path / "python", [], []
+    python.write_text("#!/bin/sh\nsleep 0.3\nexit 3\n")
+    python.chmod(0o755)
+
+    class Counted(httpx.AsyncClient):
+        def __init__(self, **options: Any) -> None:
+            made.append(self)
+            super().__init__(**options)
+
+        async def get(self, *args: Any, **options: Any) -> httpx.Response:
+            polls.append(args)
+            return await super().get(*args, **options)
+
+    monkeypatch.setattr(httpx, "AsyncClient", Counted)
+    monkeypatch.setattr(vllm, "_POLL_S", 0.01)
+    with pytest.raises(EngineFailed, match="status 3"):
+        await VllmEngine("org/model", cpu=False, python=python).__aenter__()
+    assert len(polls) > 1
+    assert [one.is_closed for one in made] == [True]
 
 
 @pytest.mark.parametrize(
