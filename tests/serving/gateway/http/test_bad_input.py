@@ -180,7 +180,9 @@ async def test_odd_but_valid_json_is_passed_on(body: bytes) -> None:
 
     def engine(request: httpx.Request) -> httpx.Response:
         got.append(json.loads(request.content))
-        return httpx.Response(200, json={"id": "x"})
+        return httpx.Response(
+            200, json={"id": "x", "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}}]}
+        )
 
     app = create_gateway("http://engine", transport=httpx.MockTransport(engine))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
