@@ -7,6 +7,7 @@ What a command has to be started for, such as a Makefile or a test, is none of t
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +21,12 @@ EDITOR = "an editor runs what it names"
 AGENT = "a coding agent runs what it names"
 
 _NAMES = {
-    **dict.fromkeys((".envrc", ".autoenv", ".autoenv.zsh", "mise.toml", ".mise.toml", ".mise"), SHELL),
+    **dict.fromkeys((".envrc", ".autoenv", ".autoenv.zsh", ".mise", ".rtx.toml", ".rvmrc", ".shadowenv.d"), SHELL),
     **dict.fromkeys(
         (
             ".vscode", ".idea", ".zed", ".fleet", ".helix", ".nova", ".devcontainer", ".devcontainer.json",
-            ".vimrc", "_vimrc", ".exrc", ".nvimrc", ".nvim.lua", ".lvimrc", ".dir-locals.el", ".dir-locals-2.el",
+            ".vimrc", "_vimrc", ".exrc", ".nvimrc", ".nvim.lua", ".lvimrc", ".local.vimrc", ".lazy.lua",
+            ".dir-locals.el", ".dir-locals-2.el",
         ),
         EDITOR,
     ),
@@ -40,7 +42,17 @@ _NAMES = {
 }  # fmt: skip
 """Names of files, and of folders with all that is in them."""
 _SUFFIXES = {".code-workspace": EDITOR}
-_HG = ("hgrc", "hgrc-not-shared")
+_MISE = re.compile(r"(?:^|/)(?:\.?mise(?:\.[^/]+)?\.toml|\.config/mise/.+|mise/(?:config[^/]*\.toml|conf\.d/.+))$")
+"""The places where mise looks for its configuration: https://mise.jdx.dev/configuration.html."""
+_METADATA = {
+    ".hg": ("Mercurial", ("hgrc", "hgrc-not-shared", "sharedpath")),
+    ".sl": ("Sapling", ("config", "hgrc", "sharedpath")),
+    ".jj": ("Jujutsu", ("config.toml", "repo")),
+    "_darcs": ("Darcs", ("defaults",)),
+    ".pijul": ("Pijul", ("config",)),
+}
+"""Folders of version control: whose they are, and the names in them of what runs commands or leads to another such
+folder. A file or link in the place of the folder leads elsewhere, too."""
 _GIT_NAMES = ("config", "config.worktree", "hooks", "commondir")
 _GIT_DATA = ("refs", "logs", "objects")  # hold names that others chose
 SET_ID = "it had the rights of its owner (set-uid, set-gid)"
@@ -54,10 +66,11 @@ def reason(path: str, holds: Callable[[str], bool]) -> str:
             return _NAMES[part]
     if name := next((suffix for suffix in _SUFFIXES if parts[-1].endswith(suffix)), ""):
         return _SUFFIXES[name]
-    if ".hg" in parts[:-1] and parts[-1] in _HG:
-        return "Mercurial runs what it names"
-    if ".jj" in parts[:-1] and parts[-1] == "config.toml":
-        return "Jujutsu runs what it names"
+    if _MISE.search("/".join(parts)):
+        return SHELL
+    for folder, (program, names) in _METADATA.items():
+        if parts[-1] == folder or (folder in parts and parts[-1] in names):
+            return f"{program} runs what it names"
     return GIT if _acts_in_git(path, parts, holds) else ""
 
 

@@ -25,7 +25,11 @@ REPOSITORY = {".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n", 
         ".dir-locals.el", ".devcontainer/devcontainer.json", ".mcp.json", ".claude/settings.json", ".hg/hgrc",
         "opencode.json", ".opencode/plugin/a.ts", ".roo/mcp.json", ".kiro/settings/mcp.json", ".qwen/settings.json",
         ".husky/pre-commit", "mise.toml", ".aider.conf.yml", "crush.json", ".kilocode/mcp.json",
-        ".jj/repo/config.toml",
+        ".jj/repo/config.toml", ".jj/repo", ".jj", ".hg", ".hg/sharedpath", ".hg/hgrc-not-shared", ".sl",
+        ".sl/config", ".sl/sharedpath", "_darcs/prefs/defaults", ".pijul/config", ".mise.toml", "mise.local.toml",
+        ".mise.local.toml", ".mise.production.toml", "mise.a.local.toml", "mise/config.toml", ".config/mise.toml",
+        ".config/mise/config.toml", ".config/mise/conf.d/a.toml", ".config/mise/tasks/build", ".mise/tasks/build",
+        "sub/mise/config.local.toml", ".rvmrc", ".shadowenv.d/500.lisp", ".lazy.lua", ".local.vimrc",
     ],
 )  # fmt: skip
 def test_paths_that_act_on_entry(path: str) -> None:
@@ -35,7 +39,9 @@ def test_paths_that_act_on_entry(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     ["Makefile", "config", "hooks/x", "git/config", ".gitignore", ".github/workflows/ci.yml", ".git/HEAD",
-     ".git/refs/heads/config", ".git/objects/hooks", "conftest.py", "vscode/tasks.json"],
+     ".git/refs/heads/config", ".git/objects/hooks", "conftest.py", "vscode/tasks.json",
+     "mise/pyproject.toml", "mise/src/config.py", "promise.toml", ".hg/store/00changelog.i", ".sl/requires",
+     "sl/config", ".jj/working_copy/tree_state", "config.toml", "repo", "defaults"],
 )  # fmt: skip
 def test_paths_that_do_not(path: str) -> None:
     assert not reason(path, lambda _: False)
