@@ -18,7 +18,7 @@ from pathlib import Path
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 EVERY_S = 0.1
-SHARE = 50  # a look may take a fiftieth of the time between two looks
+SHARE = 50  # looks may take a fiftieth of a processor
 SLICE_S = 0.004  # of one look, spent on the disk
 LEAST_CHARGE = 4096  # bytes charged for a file however small: an inode is not free either
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -183,14 +183,13 @@ class Watchdog:
     def check(self, own: Collection[int]) -> str:
         """The limit that the world exceeds, by its field in `Bounds`; "" if none, or if no look is due. `own`:
         processes that wait for a command."""
-        began = time.monotonic()
-        if not self._busy or began < self._due:
+        if not self._busy or time.monotonic() < self._due:
             return ""
+        began = time.thread_time()  # on a busy machine a look waits, which costs nobody anything
         used = usage(self.root)
         self._busy = any(pid not in own for pid in used.pids)
         over = self._memory_or_processes(used) or ("disk_bytes" if self._disk_over(used) else "")
-        ended = time.monotonic()
-        self._due = ended + max(EVERY_S, SHARE * (ended - began))
+        self._due = time.monotonic() + max(EVERY_S, SHARE * (time.thread_time() - began))
         return over
 
     def still_exceeded(self, limit: str) -> bool:

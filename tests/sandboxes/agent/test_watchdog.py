@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -41,6 +42,18 @@ def hog(megabytes: int) -> str:
 
 def test_the_agents_bounds_are_the_contracts_limits() -> None:
     assert [f.name for f in fields(Bounds)] == [f.name for f in fields(Limits)]
+
+
+def test_a_look_that_waits_for_a_processor_does_not_put_off_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a disk limit acted tens of seconds late."""
+    watched = watchdog.Watchdog(Bounds(), os.getpid())
+    monkeypatch.setattr(watchdog, "EVERY_S", 0.0)
+    watched.begin()
+    monkeypatch.setattr(watchdog, "usage", lambda _: time.sleep(0.5) or watchdog.Usage((1,), 1, 0))
+    assert watched.check(()) == ""
+    waits = watched.wait_s()
+    assert waits is not None
+    assert waits < 0.5 * watchdog.SHARE / 2
 
 
 pytestmark = pytest.mark.linux_ns
