@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.concord.job_index import JobIndex
+from ramify.serving.policy.concord.jobs import JobFactory
 from ramify.serving.policy.concord.options import ConcordOptions
 from ramify.serving.policy.concord.policy import Concord
-from ramify.serving.policy.cost_model import Goodput
+from ramify.serving.policy.cost_model import Goodput, LengthPrior
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import (
     Capacity,
@@ -94,15 +95,25 @@ def test_siblings_of_a_stage_are_together_at_its_price() -> None:
     assert order == (4, 5, 6, 1, 2, 3)  # 150 alone would be before 200; 3 × 150 is not
 
 
-def test_a_fork_group_pays_its_prompt_once_and_joins_on_the_kth() -> None:
+def test_calls_of_a_fork_group_are_ordered_together() -> None:
     sketch = LengthSketch((0.0, 1.0), (0.0, 400.0))
     first_of_three = GroupView("g", 3, 1)
     calls = [view(i, prompt_tokens=3000, sketch=sketch, deadline=NOW + 3, group=first_of_three) for i in (1, 2, 3)]
     others = [view(i, prompt_tokens=3000, length=200, deadline=NOW + 3) for i in (4, 5, 6)]
     order = Concord().decide(View(capacity(1), [*others, *calls]), NOW).order
     assert order[-3:] == (1, 2, 3)
-    alone = replace(calls[0], group=None)
-    assert Concord().decide(View(capacity(1), [*others, alone, *calls[1:2]]), NOW).order
+
+
+def test_a_fork_group_works_until_as_many_are_done_as_it_needs() -> None:
+    """Of three answers of 0 to 400 tokens, equally likely, the k-th shortest has 100 k tokens in the mean."""
+    sketch = LengthSketch((0.0, 1.0), (0.0, 400.0))
+    factory = JobFactory(LengthPrior(), 0.5, 0.1, 120.0, 0.25)
+    work = [
+        factory.job(view(1, prompt_tokens=100, sketch=sketch, deadline=NOW + 3, group=GroupView("g", 3, need)),
+                    capacity(1), 0.01).work_s
+        for need in (1, 2, 3)
+    ]  # fmt: skip
+    assert work == pytest.approx([1.01, 2.01, 3.01], abs=0.005)
 
 
 def test_a_refusal_names_a_deadline_that_is_then_accepted() -> None:
