@@ -90,16 +90,23 @@ class Fleet:
             order=order_of(matching, fairness, random or Random()),
         )
         self._stack = AsyncExitStack()
-        self._is_open = False
+        self._is_open = self._is_entered = False
 
     async def __aenter__(self) -> Self:
         self.runtime.check_open()
+        if self._is_entered:
+            raise FleetError("this Fleet is in use by another `async with`: make one for each")
+        self._is_entered = True
         async with AsyncExitStack() as stack:
+            stack.callback(self._left)
             await stack.enter_async_context(self._nodes.opened(_shared(self.runtime), self.runtime.sandbox))
             stack.enter_context(self.runtime.placing(self._places_of))
             self._stack = stack.pop_all()
         self._is_open = True
         return self
+
+    def _left(self) -> None:
+        self._is_entered = False
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -35,6 +35,14 @@ async def test_a_fleet_that_is_not_open_runs_nothing(tmp_path: Path) -> None:
         assert not await runtime.store.runs()
 
 
+async def test_a_fleet_that_could_not_open_can_be_entered_again(tmp_path: Path) -> None:
+    async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
+        fleet = Fleet(runtime)
+        for _ in range(2):
+            with pytest.raises(NotShared):
+                await fleet.__aenter__()
+
+
 async def test_a_fleet_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     async with Runtime(home=tmp_path / "home", sandbox="copy", remote=tmp_path / "bucket") as runtime:
