@@ -167,9 +167,10 @@ def test_child_ends_when_its_parent_is_gone() -> None:
 
 STUBBORN = """
 import signal, subprocess, sys, time
-from ramify.serving.engine.vllm_process import end_with_parent
+from ramify.serving.engine.vllm_process import end_group
+from ramify.serving.parent_process import end_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-end_with_parent(int(sys.argv[1]), grace_s=0.1, look_s=0.05)
+end_with_parent(int(sys.argv[1]), lambda: end_group(grace_s=0.1), look_s=0.05)
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(worker.pid, flush=True)
 time.sleep(600)
