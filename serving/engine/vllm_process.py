@@ -2,7 +2,8 @@
 
 `python -m ramify.serving.engine.vllm_process PARENT ARGUMENTS…`, run by `vllm`, starts vLLM's server. When the parent
 ends, however it ends, the server gets SIGTERM, at which vLLM ends its own engine processes too. While vLLM starts, it
-may wait for those without end. So what is left of the process group after a grace period gets SIGKILL.
+may wait for those without end. So what is left of the process group after a grace period gets SIGKILL. If the server
+ends without them, as by SIGKILL, a small process beside it does this.
 
 vLLM loads `VllmGuard` as a middleware (`--middleware`). By itself, vLLM checks a key only below /v1, although its
 other routes change things, too. With the guard, every route needs the key, except for `/health`, which tells nothing.
@@ -20,6 +21,7 @@ from ramify.serving.http_guard import AccessPolicy, AccessRefusal, App, Guard, H
 from ramify.serving.parent_process import end_with_parent
 
 _GRACE_S = 20.0  # for vLLM to end by SIGTERM
+_LOOK_S = 1.0
 KEY_VARIABLE = "RAMIFY_ENGINE_KEY"
 MIDDLEWARE = "ramify.serving.engine.vllm_process.VllmGuard"
 
@@ -49,8 +51,22 @@ def end_group(grace_s: float = _GRACE_S) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_nothing_behind(look_s: float = _LOOK_S) -> None:
+    """Have what is left of this process's group ended when this process has ended, if it leads one. Call it before
+    threads are started: it forks."""
+    leader = os.getpid()
+    if os.getpgrp() != leader or os.fork():
+        return
+    while os.getppid() == leader:
+        time.sleep(look_s)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
-    end_with_parent(int(sys.argv[1]), end_group)
+    parent = int(sys.argv[1])
+    if os.getppid() == parent:
+        leave_nothing_behind()
+    end_with_parent(parent, end_group)
     sys.argv[1:] = sys.argv[2:]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 

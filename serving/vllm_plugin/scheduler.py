@@ -132,13 +132,7 @@ class ConcordScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = self.clock()
-        for message in self._messages.take():
-            if isinstance(message, NewSketch):
-                self._changed = self._views.refine(message.request_id, message.sketch) or self._changed
-            elif self._contexts is not None:
-                self._contexts.release(self, message.compound_id, message.branches)
-                free = self._adapter.free_tokens(self)
-                self.decision_log.released(now, message.compound_id, message.branches, free)
+        self._hear(now)
         self._forget_paused_that_were_preempted()
         if self._unreadable:
             here = [seen for seen in self._unreadable if not seen.request.is_finished()]  # others have left meanwhile
@@ -174,6 +168,16 @@ class ConcordScheduler(AsyncScheduler):
             if (group := self._views.group_of(new.req_id)) is not None:
                 self._changed = self._views.reprice_group(group) or self._changed
         return output
+
+    def _hear(self, now: float) -> None:
+        """Take what the gateway says beside requests."""
+        for message in self._messages.take():
+            if isinstance(message, NewSketch):
+                self._changed = self._views.refine(message.request_id, message.sketch) or self._changed
+            elif self._contexts is not None:
+                self._contexts.release(self, message.compound_id, message.branches)
+                free = self._adapter.free_tokens(self)
+                self.decision_log.released(now, message.compound_id, message.branches, free)
 
     def _within_budget(self, throttle_prefills: bool) -> Any:
         """Schedule a step with at most the verdict's prompt tokens beside one token for each running request."""

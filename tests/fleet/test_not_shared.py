@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fleet_app
 import pytest
@@ -26,6 +27,13 @@ async def test_a_fleet_needs_a_bucket(tmp_path: Path) -> None:
         with pytest.raises(NotShared, match="--remote"):
             async with Fleet(runtime):
                 pass
+
+
+@pytest.mark.parametrize("many", [0, -1, 1.5, float("nan"), float("inf"), "2"])
+async def test_a_node_takes_a_whole_number_of_runs(tmp_path: Path, many: Any) -> None:
+    async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
+        with pytest.raises(ValueError, match=r"runs_per_node=.*: a whole number from 1"):
+            Fleet(runtime, runs_per_node=many)
 
 
 async def test_a_fleet_that_is_not_open_runs_nothing(tmp_path: Path) -> None:
