@@ -23,7 +23,8 @@ from ramify.serving.vllm_plugin.version_adapters import Adapter, RequestLike
 _HORIZON_S = 30.0  # over which the idle share is averaged
 _SWEEP_S = 1.0  # between looks for contexts that nobody comes back to
 _LIES = 0.3  # if so many that said they were over came back, nobody is believed
-_PROGRAMS = 10_000  # chains that are away, whose return is awaited; and chains that are held
+_PROGRAMS = 10_000  # chains that are away, whose return is awaited
+_HELD = 1000  # contexts at most, the latest ones: a step that lacks memory goes through all
 _PATIENCE_S = 60.0  # so long the first waiting call may be passed by calls whose contexts are held
 
 
@@ -157,7 +158,7 @@ class KeptContexts:
         if kept is None:
             kept = self._kept[chain] = _Kept(context, program.stage)
             self.held += 1
-            if len(self._kept) > _PROGRAMS:
+            if len(self._kept) > _HELD:
                 self._drop(scheduler, next(iter(self._kept)))
         kept.blocks.append(blocks)
         kept.context = replace(kept.context, tokens=kept.context.tokens + tokens, since=now)

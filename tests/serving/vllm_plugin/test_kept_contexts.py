@@ -204,6 +204,7 @@ def test_contexts_of_less_than_a_block_are_not_held(kept: Callable[[Any], Any]) 
 def test_what_is_known_of_branches_is_bounded(engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """All share one prompt, so that its blocks bound nothing. Their clients send a next call and cancel it."""
     monkeypatch.setattr("ramify.serving.vllm_plugin.kept_contexts._PROGRAMS", 20)
+    monkeypatch.setattr("ramify.serving.vllm_plugin.kept_contexts._HELD", 10)
     made = engine(concord={}, blocks=1000)
     made.scheduler.keep_by(KeepAll())
     contexts = made.scheduler._contexts
@@ -212,8 +213,10 @@ def test_what_is_known_of_branches_is_bounded(engine: Callable[..., Any], monkey
         served(made, f"a{number}", prompt(0), tags(0, 0) | branch)
         made.add(f"b{number}", prompt(0), 4, tags(0, 1) | branch)
         made.cancel([f"b{number}"])
-    sizes = [contexts._kept, contexts._left, contexts._over, *contexts._branches.values()]
-    assert max(map(len, sizes)) <= 40
+    assert len(contexts._kept) <= 10
+    assert len(contexts._left) <= 20
+    assert len(contexts._over) <= 20
+    assert sum(map(len, contexts._branches.values())) <= 30
     assert not (contexts._open or contexts._crowded or contexts._released)
     contexts.release(made.scheduler, "p0")
     made.step()
