@@ -33,7 +33,7 @@ from ramify.fleet.relayed_events import decoded
 from ramify.fleet.run_host import Ended, file_identity
 from ramify.fleet.types import FleetEvent, HostFacts, Needs, NotUploaded, Placed, Shared
 from ramify.recorded_runs import NO_ANSWER, given_answers
-from ramify.runtime.durations import Duration, seconds
+from ramify.runtime.durations import Duration, seconds, shown
 from ramify.runtime.errors import LeaseHeld, RunCancelled
 from ramify.runtime.records import RunId, RunRecord, RunStatus
 from ramify.runtime.store.address import parse
@@ -79,8 +79,8 @@ class Fleet:
         fairness: float | None = None,
         random: Random | None = None,
     ) -> None:
-        if runs_per_node is not None and runs_per_node < 1:
-            raise ValueError(f"runs_per_node={runs_per_node}: at least 1")
+        if runs_per_node is not None and (not isinstance(runs_per_node, int) or runs_per_node < 1):
+            raise ValueError(f"runs_per_node={shown(runs_per_node)}: a whole number from 1")
         self.runtime = runtime
         self._nodes = FleetNodes(
             address,
@@ -90,16 +90,23 @@ class Fleet:
             order=order_of(matching, fairness, random or Random()),
         )
         self._stack = AsyncExitStack()
-        self._is_open = False
+        self._is_open = self._is_entered = False
 
     async def __aenter__(self) -> Self:
         self.runtime.check_open()
+        if self._is_entered:
+            raise FleetError("this Fleet is in use by another `async with`: make one for each")
+        self._is_entered = True
         async with AsyncExitStack() as stack:
+            stack.callback(self._left)
             await stack.enter_async_context(self._nodes.opened(_shared(self.runtime), self.runtime.sandbox))
             stack.enter_context(self.runtime.placing(self._places_of))
             self._stack = stack.pop_all()
         self._is_open = True
         return self
+
+    def _left(self) -> None:
+        self._is_entered = False
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -64,6 +64,7 @@ class FleetNodes:
         Raises `RayMissing`, `ClusterUnreachable`, `NoFitNode`, and at its end the first error of the uploads.
         """
         self._shared, self._sandbox = shared, sandbox
+        self._again, self._closed, self._head_lost = {}, False, asyncio.Event()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._cluster)
             stack.push_async_exit(self._close_hosts)

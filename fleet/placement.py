@@ -24,7 +24,8 @@ NO_JOB = JobId("")
 _PARTS = 10_000
 """Parts of a resource that are counted, as in Ray."""
 
-_MEMORY = "bytes of the machine"
+_MEMORY = ""
+"""The name of a node's memory among its resources: none of these has an empty name."""
 
 
 @dataclass(eq=False, slots=True)

@@ -42,6 +42,7 @@ from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.program_exits import work_for_others
 from ramify.sandboxes import doctor
 from ramify.sandboxes.capabilities import Feature
+from ramify.sandboxes.linux.process_memory import memory_limits
 from ramify.sandboxes.selection import NAMES
 from ramify.serving.types import ChatRequest
 from ramify.session import Runtime
@@ -297,7 +298,7 @@ def _facts(home: Path) -> HostFacts:
         pid=os.getpid(),
         boot=boot_id(),
         home=str(home),
-        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        memory=min(total for _, total in memory_limits()),
         sandboxes={name: able.reason for name, able in found.items()},
         criu=found["namespaces"].why_not(Feature.CRIU),
         images=_images(home),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
+from numbers import Real
 from typing import NewType
 
 from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.durations import shown
 from ramify.runtime.records import BranchPath, RunId
+
+MOST_AMOUNT = 2.0**60
+"""More than any node has of a resource or of memory. Counts of larger amounts could overflow."""
 
 NodeId = NewType("NodeId", str)
 """Ray's id of a node. A machine that comes back is another node."""
@@ -37,9 +41,9 @@ class HostFacts:
     """What the process that works for the fleet on a node says of itself and its machine.
 
     version: of Ramify. host, pid: as in the leases that it takes. boot: identifies the running kernel. memory: of the
-    machine, in bytes. sandboxes: why a backend cannot be used there, by its name; "" if it can. criu: why processes
-    cannot be dumped whole there; "" if they can. images: the names of those in its home. layers: the ids of those in
-    its home. clock: its Unix time when it said this.
+    machine, or what its container may use, in bytes. sandboxes: why a backend cannot be used there, by its name; ""
+    if it can. criu: why processes cannot be dumped whole there; "" if they can. images: the names of those in its
+    home. layers: the ids of those in its home. clock: its Unix time when it said this.
     """
 
     version: str
@@ -82,11 +86,11 @@ class Shared:
 class Needs:
     """What a run needs of its node, beside its sandbox backend.
 
-    memory: in bytes. resources: Ray's, by name, such as {"GPU": 1}, or {"GPU": 0.5} to share one. criu: whether
-    processes can be dumped whole. What runs and commands of a fleet hold at the same time is no more than their node
-    has. Ray does not count it, nor do other programs.
+    memory: in bytes, a whole number. resources: Ray's, by name, such as {"GPU": 1}, or {"GPU": 0.5} to share one.
+    They are counted in parts of 0.0001, as in Ray. criu: whether processes can be dumped whole. What the runs and
+    commands of a fleet hold at the same time is no more than their node has. Ray and other programs do not count it.
 
-    Raises ValueError for an amount below 0, or one that is no number.
+    Raises ValueError for an amount that is no number from 0 to `MOST_AMOUNT`, and for a name that is no text.
     """
 
     memory: int = 0
@@ -94,9 +98,25 @@ class Needs:
     criu: bool = False
 
     def __post_init__(self) -> None:
-        for name, amount in {"memory": self.memory, **self.resources}.items():
-            if not 0 <= amount < inf:
-                raise ValueError(f"{name}={amount}: an amount is 0 or more")
+        memory = _amount("memory", self.memory)
+        if memory != int(memory):
+            raise ValueError(f"memory={memory}: a whole number of bytes")
+        object.__setattr__(self, "memory", int(self.memory))
+        amounts = {_name(name): _amount(name, amount) for name, amount in self.resources.items()}
+        object.__setattr__(self, "resources", amounts)  # a copy: what is held must be what is given back
+
+
+def _amount(name: str, amount: object) -> float:
+    is_number = isinstance(amount, Real) and not isinstance(amount, bool)
+    if not is_number or not 0 <= amount <= MOST_AMOUNT:  # type: ignore[operator]
+        raise ValueError(f"{name}={shown(amount)}: an amount is a number from 0 to {MOST_AMOUNT:g}")
+    return float(amount)  # type: ignore[arg-type]
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{shown(name)} is not the name of a resource")
+    return name
 
 
 @dataclass(frozen=True, slots=True)

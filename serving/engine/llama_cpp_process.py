@@ -7,19 +7,16 @@ outlives the parent.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from ramify.serving.parent_process import end_with_parent
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != settings["parent"]:
-        sys.exit("the parent is gone")
+    end_with_parent(settings["parent"], lambda: os._exit(0))
     answer = os.dup(1)
     os.dup2(2, 1)  # llama.cpp also writes to stdout: all of that belongs in the log
 

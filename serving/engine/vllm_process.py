@@ -1,8 +1,9 @@
 """What runs in vLLM's process: its server, tied to its parent's life, and the access guard of that server.
 
 `python -m ramify.serving.engine.vllm_process PARENT ARGUMENTS…`, run by `vllm`, starts vLLM's server. When the parent
-dies, however it dies, the kernel sends SIGTERM, at which vLLM ends its own engine processes too. While vLLM starts,
-it may wait for those without end. So what is left of the process group after a grace period gets SIGKILL.
+ends, however it ends, the server gets SIGTERM, at which vLLM ends its own engine processes too. While vLLM starts, it
+may wait for those without end. So what is left of the process group after a grace period gets SIGKILL. If the server
+ends without them, as by SIGKILL, a small process beside it does this.
 
 vLLM loads `VllmGuard` as a middleware (`--middleware`). By itself, vLLM checks a key only below /v1, although its
 other routes change things, too. With the guard, every route needs the key, except for `/health`, which tells nothing.
@@ -10,17 +11,15 @@ other routes change things, too. With the guard, every route needs the key, exce
 
 from __future__ import annotations
 
-import ctypes
 import os
 import runpy
 import signal
 import sys
-import threading
 import time
 
 from ramify.serving.http_guard import AccessPolicy, AccessRefusal, App, Guard, Headers, Keys
+from ramify.serving.parent_process import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _GRACE_S = 20.0  # for vLLM to end by SIGTERM
 _LOOK_S = 1.0
 KEY_VARIABLE = "RAMIFY_ENGINE_KEY"
@@ -43,25 +42,31 @@ class VllmGuard(Guard):
         return super().refusal(method, path, headers, http_version)
 
 
-def end_with_parent(parent: int, grace_s: float = _GRACE_S, look_s: float = _LOOK_S) -> None:
-    """Ask the kernel for SIGTERM when the parent ends. `grace_s` later, end what is left of this process's group if
-    it leads one, else this process. Exits at once if the parent is gone already."""
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0 or os.getppid() != parent:
-        sys.exit("the parent is gone")
+def end_group(grace_s: float = _GRACE_S) -> None:
+    """Ask this process to end. `grace_s` later, end what is left of its group if it leads one, else itself."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_s)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(look_s)
-        time.sleep(grace_s)
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="ramify-end-with-parent", daemon=True).start()
+def leave_nothing_behind(look_s: float = _LOOK_S) -> None:
+    """Have what is left of this process's group ended when this process has ended, if it leads one. Call it before
+    threads are started: it forks."""
+    leader = os.getpid()
+    if os.getpgrp() != leader or os.fork():
+        return
+    while os.getppid() == leader:
+        time.sleep(look_s)
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    end_with_parent(int(sys.argv[1]))
+    parent = int(sys.argv[1])
+    if os.getppid() == parent:
+        leave_nothing_behind()
+    end_with_parent(parent, end_group)
     sys.argv[1:] = sys.argv[2:]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 

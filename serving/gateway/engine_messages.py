@@ -25,22 +25,20 @@ class EngineMessages:
     def __init__(self, sockets: Mapping[int, Path], routes: Sequence[Route] = ()) -> None:
         """`sockets`: by replica, where its engine listens. `routes`: one for each engine at a URL."""
         self._sockets, self._routes = sockets, routes
-        self._datagrams = EngineDatagrams() if sockets else None
+        self._datagrams = EngineDatagrams()
         self._telling: set[asyncio.Task[bool]] = set()
 
     def send(self, replica: int, message: Mapping[str, object]) -> bool:
         """Send to one engine's socket, without waiting. False if it has none, or is gone or too busy."""
         path = self._sockets.get(replica)
-        return path is not None and self._datagrams is not None and self._datagrams.send(path, message)
+        return path is not None and self._datagrams.send(path, message)
 
     async def release(self, compound_id: str, branches: Sequence[str] | None) -> int:
         """Say that no call will continue these branches of a workflow; of None, the whole workflow.
 
         Returns how many engines have heard it. Others may hear it later.
         """
-        told = 0
-        if self._datagrams is not None:
-            told = sum([self._datagrams.release(path, compound_id, branches) for path in self._sockets.values()])
+        told = sum([self._datagrams.release(path, compound_id, branches) for path in self._sockets.values()])
         if not self._routes:
             return told
         telling = {asyncio.ensure_future(tell(compound_id, branches)) for tell in self._routes}
@@ -56,5 +54,3 @@ class EngineMessages:
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
-        if self._datagrams is not None:
-            self._datagrams.close()

@@ -185,4 +185,7 @@ def real(from_: Json, name: str, default: float | None = None) -> float:
 def number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadFrame(f"a number was expected, not {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise BadFrame(f"a number was expected: {error}") from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -30,8 +29,8 @@ from ramify.serving.lengths import checkpoint, frames
 from ramify.serving.lengths.frames import Json
 from ramify.serving.lengths.service import Service, stats_to_json
 from ramify.serving.lengths.types import Ask
+from ramify.serving.parent_process import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _SHARE = 0.1  # of one core: the most that background learning takes in the long run
 log = logging.getLogger("ramify.analyzer")
 
@@ -193,8 +192,7 @@ async def _main(settings: Json) -> None:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0 or os.getppid() != settings["parent"]:
-        sys.exit("the parent is gone")
+    end_with_parent(settings["parent"], lambda: os.kill(os.getpid(), signal.SIGTERM))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     asyncio.run(_main(settings))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import deque
 from collections.abc import Mapping, Sequence
 from glob import escape
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from ramify.serving.protocol.releases import parts
 
 _RANK = ".dp"
+_MOST_LATE = 1000  # releases that wait for one engine: the oldest are dropped
 
 
 def rank_path(path: str, rank: int) -> str:
@@ -29,32 +31,50 @@ def rank_paths(path: Path) -> list[Path]:
 
 
 class EngineDatagrams:
-    """Sends, and never waits. Close it."""
+    """Sends, and never waits.
+
+    An engine without calls reads nothing, and its socket holds few messages (10, on many machines). A release that
+    finds it full is sent with the next message that is not refused.
+    """
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._late: dict[Path, deque[bytes]] = {}  # releases, by socket
 
     def send(self, path: Path | str, message: Mapping[str, object]) -> bool:
         """Send to the engine at that socket, to each of its ranks. False if it is gone or too busy: it goes on with
         what it knows.
         """
-        data = json.dumps(message).encode()
-        return sum([self._sent(one, data) for one in rank_paths(Path(path))]) > 0
+        return self._send(path, message, keep=False)
 
     def release(self, path: Path | str, compound_id: str, branches: Sequence[str] | None) -> bool:
-        """Say that no call will continue these branches of a workflow; of None, the whole workflow."""
+        """Say that no call will continue these branches of a workflow; of None, the whole workflow. False if the
+        engine is gone, or hears some of it later.
+        """
         if branches is None:
-            return self.send(path, {"compound_id": compound_id})
-        said = [self.send(path, {"compound_id": compound_id, "branches": part}) for part in parts(branches)]
+            return self._send(path, {"compound_id": compound_id}, keep=True)
+        messages = [{"compound_id": compound_id, "branches": part} for part in parts(branches)]
+        said = [self._send(path, message, keep=True) for message in messages]
         return bool(said) and all(said)
 
-    def _sent(self, path: Path, data: bytes) -> bool:
+    def _send(self, path: Path | str, message: Mapping[str, object], *, keep: bool) -> bool:
+        data = json.dumps(message).encode()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.setblocking(False)
+            return sum([self._sent(out, one, data, keep) for one in rank_paths(Path(path))]) > 0
+
+    def _sent(self, out: socket.socket, path: Path, data: bytes, keep: bool) -> bool:
+        late = self._late.get(path) or deque[bytes](maxlen=_MOST_LATE)
         try:
-            self._socket.sendto(data, str(path))
-        except OSError:
+            while late:
+                out.sendto(late[0], str(path))
+                late.popleft()
+            out.sendto(data, str(path))
+        except BlockingIOError:
+            if keep:
+                late.append(data)
+                self._late[path] = late
+            return False
+        except OSError:  # it is gone, and with it what it held
+            self._late.pop(path, None)
             return False
         return True
-
-    def close(self) -> None:
-        self._socket.close()

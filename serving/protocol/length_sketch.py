@@ -26,6 +26,9 @@ LEVELS: tuple[float, ...] = (
 )
 # fmt: on
 
+LONGEST = 1e9
+"""Tokens: above any length. A product of a few such numbers is still finite."""
+
 # The expected length of an answer that outlives its sketch, as a multiple of its length so far. All that is known is
 # that the model was wrong. Doubling bounds the regret by a factor, wherever the end is.
 _OUTLIVED = 2.0
@@ -57,7 +60,10 @@ class LengthSketch:
         """Read `length_quantiles`. Raises ValueError unless it holds one value for each of `LEVELS`."""
         if len(quantiles) != len(LEVELS):
             raise ValueError(f"length_quantiles needs {len(LEVELS)} values, one for each level, got {len(quantiles)}")
-        return cls(LEVELS, tuple(map(float, quantiles)))
+        try:
+            return cls(LEVELS, tuple(map(float, quantiles)))
+        except OverflowError as error:
+            raise ValueError(f"length_quantiles: {error}") from error
 
     @classmethod
     def cold(cls, limit: float) -> LengthSketch:

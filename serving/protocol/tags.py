@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from ramify.serving.errors import BadTags
-from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
+from ramify.serving.protocol.length_sketch import LEVELS, LONGEST, LengthSketch
 
 HEADER = "x-ramify-tags"
 CLASSES = ("latency", "stream", "deadline", "compound", "best_effort")
@@ -33,7 +33,6 @@ _MAX_UNIX_S = 1e11  # the year 5138: catches milliseconds sent as seconds
 _MAX_COUNT = 1_000_000
 _MAX_TEXT = 256
 _MAX_LIST = 1024
-_MAX_NUMBER = 1e9  # in a list: above any length, and a product of a few such numbers is still finite
 
 XargValue = str | int | float | list[float]
 
@@ -230,9 +229,9 @@ def _numbers(value: object) -> str | None:
     ok = (
         isinstance(value, tuple)
         and len(value) <= _MAX_LIST
-        and all(_is_number(v) and 0 <= v <= _MAX_NUMBER for v in value)
+        and all(_is_number(v) and 0 <= v <= LONGEST for v in value)
     )
-    return None if ok else f"must be a list of at most {_MAX_LIST} numbers from 0 to {_MAX_NUMBER:.0f}"
+    return None if ok else f"must be a list of at most {_MAX_LIST} numbers from 0 to {LONGEST:.0f}"
 
 
 def _quantiles(value: object) -> str | None:

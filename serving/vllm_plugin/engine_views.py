@@ -127,6 +127,9 @@ class RequestViews:
     def seen(self, id_: RequestId) -> TrackedRequest:
         return self._by_id[id_]
 
+    def id_of(self, request_id: str) -> RequestId:
+        return self._seen[request_id].view.id
+
     def requests(self, ids: Iterable[RequestId]) -> list[RequestLike]:
         by_id = self._by_id
         return [by_id[id_].request for id_ in ids]

@@ -23,7 +23,8 @@ from ramify.serving.vllm_plugin.version_adapters import Adapter, RequestLike
 _HORIZON_S = 30.0  # over which the idle share is averaged
 _SWEEP_S = 1.0  # between looks for contexts that nobody comes back to
 _LIES = 0.3  # if so many that said they were over came back, nobody is believed
-_PROGRAMS = 10_000  # programs that are away, whose return is awaited
+_PROGRAMS = 10_000  # chains that are away, whose return is awaited
+_HELD = 1000  # contexts at most, the latest ones: a step that lacks memory goes through all
 _PATIENCE_S = 60.0  # so long the first waiting call may be passed by calls whose contexts are held
 
 
@@ -70,6 +71,7 @@ class KeptContexts:
         self._told_over = self._lied = 0  # how often that was said, and how often one came back nevertheless
         self._open: dict[str, int] = {}  # calls in the engine, by chain
         self._crowded: set[str] = set()  # chains with more calls at once than a stage has: they are none
+        self._released: set[str] = set()  # chains that were released while calls of them were here
         self._branches: dict[str, set[str]] = {}  # chains of each program that are away, held, or have calls here
         self._head: tuple[str, int] | None = None  # the first waiting request, and what of its prompt is not held
         self._short: tuple[str, float] | None = None  # the first waiting request, and since when it lacks memory
@@ -86,6 +88,7 @@ class KeptContexts:
         """A call of the program has arrived."""
         chain = program.chain
         self._branches.setdefault(program.id, set()).add(chain)
+        self._released.discard(chain)  # it goes on after all
         self._open[chain] = self._open.get(chain, 0) + 1
         if self._open[chain] > program.width:
             self._crowded.add(chain)
@@ -109,6 +112,7 @@ class KeptContexts:
         if not self._open[chain]:
             del self._open[chain]
             self._crowded.discard(chain)
+            self._released.discard(chain)
             kept = self._kept.get(chain)
             if kept is not None and kept.context.waits:  # its next call left before it started: it is away again
                 kept.context = replace(kept.context, waits=False)
@@ -130,7 +134,7 @@ class KeptContexts:
                 self._over.popitem(last=False)
         if self._lied > _LIES * (self._told_over + 1):
             ttl_s = None
-        if ttl_s == 0 or chain in self._crowded:
+        if ttl_s == 0 or chain in self._crowded or chain in self._released:
             self._release_chain(scheduler, chain)
             return
         self._retention.left(chain, now)
@@ -149,9 +153,13 @@ class KeptContexts:
         if kept is None and self._retention.hopeless([context], now):
             return
         blocks, tokens = self._adapter.keep_blocks(scheduler, request)
+        if not tokens:  # less than a block
+            return
         if kept is None:
             kept = self._kept[chain] = _Kept(context, program.stage)
             self.held += 1
+            if len(self._kept) > _HELD:
+                self._drop(scheduler, next(iter(self._kept)))
         kept.blocks.append(blocks)
         kept.context = replace(kept.context, tokens=kept.context.tokens + tokens, since=now)
 
@@ -169,6 +177,8 @@ class KeptContexts:
             chains = [CompoundView(program, branch=branch).chain for branch in branches]
         for chain in chains:
             self._release_chain(scheduler, chain)
+            if chain in self._open:  # what its calls compute until they end is not held either
+                self._released.add(chain)
 
     def freed(self) -> None:
         """A request has left its KV: what the first waiting one needs may not be held by another any more."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ramify.serving.policy.types import RequestId, Verdict
-from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.protocol.length_sketch import LONGEST, LengthSketch
 
 _LOG = logging.getLogger(__name__)
 _A_STEP = 64  # datagrams taken in one step
@@ -56,12 +55,9 @@ class GatewayMessages:
         self._path = path
         self._socket: socket.socket | None = None
         if path is not None:
-            with contextlib.suppress(FileNotFoundError):  # left by an engine that was killed
-                os.unlink(path)  # noqa: PTH108
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
-            self._socket.bind(path)
-            Path(path).chmod(0o600)
+            if Path(path).is_socket():  # left by an engine that was killed
+                Path(path).unlink()
+            self._socket = _listening(path)
 
     def take(self) -> Iterator[NewSketch | Release]:
         """Yield what has arrived since the last step."""
@@ -84,10 +80,25 @@ class GatewayMessages:
             self._socket = None
 
 
+def _listening(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        made.setblocking(False)
+        made.bind(path)
+        Path(path).chmod(0o600)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
 def _message(said: Mapping[str, object]) -> NewSketch | Release:
     """Raises ValueError, KeyError or TypeError for anything else."""
     if "compound_id" not in said:
-        return NewSketch(str(said["request_id"]), LengthSketch.from_wire(said["length_quantiles"]))  # type: ignore[arg-type]
+        sketch = LengthSketch.from_wire(said["length_quantiles"])  # type: ignore[arg-type]
+        if sketch.values[-1] > LONGEST:
+            raise ValueError(f"no answer has more than {LONGEST:.0f} tokens")
+        return NewSketch(str(said["request_id"]), sketch)
     compound_id, branches = said["compound_id"], said.get("branches")
     if not isinstance(compound_id, str) or not isinstance(branches, list | None):
         raise TypeError("a workflow's id is a string, and its branches are a list")

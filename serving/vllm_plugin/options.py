@@ -54,8 +54,8 @@ class PluginOptions:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise BadOptions(name, f"must be a whole number from 1, got {value!r}")
         for name in ("policy", "socket", "report", "trace"):
-            if not isinstance(values.get(name, ""), str):
-                raise BadOptions(name, f"must be text, got {values[name]!r}")
+            if name in values and not _is_text(values[name]):
+                raise BadOptions(name, f"must be text, and not empty, got {values[name]!r}")
         if not isinstance(values.get("policy_options", {}), dict):
             raise BadOptions("policy_options", f"must be an object, got {values['policy_options']!r}")
         return cls(**values)
@@ -67,6 +67,10 @@ class PluginOptions:
         named = (self.socket, self.report, self.trace)
         socket, report, trace = [None if path is None else rank_path(path, rank) for path in named]
         return replace(self, socket=socket, report=report, trace=trace)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != "" and "\0" not in value
 
 
 def _step(value: object) -> StepModel:

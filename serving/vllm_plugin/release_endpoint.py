@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ class ReleaseEndpoint:
     """ASGI middleware of vLLM's server."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
+        self._app, self._engine = app, EngineDatagrams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
@@ -66,8 +65,7 @@ class ReleaseEndpoint:
             compound_id, branches = _read(await _body(receive))
         except ValueError as error:
             return await _answer(send, 400, {"error": {"message": str(error), "code": "invalid_value"}})
-        with closing(EngineDatagrams()) as out:
-            told = out.release(engine, compound_id, branches)
+        told = self._engine.release(engine, compound_id, branches)
         return await _answer(send, 200, {"engines": int(told)})
 
 

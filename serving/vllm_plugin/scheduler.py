@@ -132,18 +132,16 @@ class ConcordScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = self.clock()
-        for message in self._messages.take():
-            if isinstance(message, NewSketch):
-                self._changed = self._views.refine(message.request_id, message.sketch) or self._changed
-            elif self._contexts is not None:
-                self._contexts.release(self, message.compound_id, message.branches)
-                free = self._adapter.free_tokens(self)
-                self.decision_log.released(now, message.compound_id, message.branches, free)
+        self._hear(now)
         self._forget_paused_that_were_preempted()
         if self._unreadable:
-            self._refuse([Refusal(seen.view.id, f"tags: {seen.problem}") for seen in self._unreadable], now)
+            here = [seen for seen in self._unreadable if not seen.request.is_finished()]  # others have left meanwhile
+            self._refuse([Refusal(seen.view.id, f"tags: {seen.problem}") for seen in here], now)
             self._unreadable.clear()
-        if self._must_decide(now):
+        takes_calls = self.pause_state.name == "UNPAUSED"
+        if not takes_calls:
+            self._go_on_without_new(now)
+        elif self._must_decide(now):
             began = time.thread_time()
             verdict = self._decider.decide(self._view(), now)
             self._perform(verdict, now)
@@ -154,7 +152,6 @@ class ConcordScheduler(AsyncScheduler):
         self.max_num_active_reqs = min(self._slots + len(self._paused), self.max_num_running_reqs)
         if self._contexts is not None:
             first = next(iter(self.waiting), None)
-            takes_calls = self.pause_state.name == "UNPAUSED"
             load = EngineLoad(self._calibrator.model, self._context, self._calibrator.prefill, takes_calls)
             self._contexts.make_room(self, first, load, now)
         output = self._within_budget(throttle_prefills)
@@ -171,6 +168,16 @@ class ConcordScheduler(AsyncScheduler):
             if (group := self._views.group_of(new.req_id)) is not None:
                 self._changed = self._views.reprice_group(group) or self._changed
         return output
+
+    def _hear(self, now: float) -> None:
+        """Take what the gateway says beside requests."""
+        for message in self._messages.take():
+            if isinstance(message, NewSketch):
+                self._changed = self._views.refine(message.request_id, message.sketch) or self._changed
+            elif self._contexts is not None:
+                self._contexts.release(self, message.compound_id, message.branches)
+                free = self._adapter.free_tokens(self)
+                self.decision_log.released(now, message.compound_id, message.branches, free)
 
     def _within_budget(self, throttle_prefills: bool) -> Any:
         """Schedule a step with at most the verdict's prompt tokens beside one token for each running request."""
@@ -260,6 +267,17 @@ class ConcordScheduler(AsyncScheduler):
             return False
         step_s = self._calibrator.model.step_ms(len(self.running), self._context) / 1000
         return policy.must_decide(Load(step_s, self._views.tightest_s()), now)
+
+    def _go_on_without_new(self, now: float) -> None:
+        """vLLM takes no waiting calls, before a sleep or new weights for instance. It may wait until those that run
+        have ended, and so the paused ones go on, in slots that are free. The policy would keep these slots for calls
+        that wait.
+        """
+        self._budget, self._changed = None, True
+        free = self._slots - (len(self.running) - len(self._paused))
+        resume = [one for one in self.running if one.request_id in self._paused][: max(0, free)]
+        if resume:
+            self._perform(Verdict(resume=tuple([self._views.id_of(one.request_id) for one in resume])), now)
 
     def _view(self) -> View:
         views, paused = self._views, self._paused

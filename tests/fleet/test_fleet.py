@@ -8,6 +8,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from ramify import Runtime
 from ramify.cli.errors import USAGE, WAITING
 from ramify.cli.main import run_command_line
 from ramify.compiler.plan import OpKind
+from ramify.fleet import ray_connection
 from ramify.fleet.carried_errors import NodeTraceback
-from ramify.fleet.errors import NodesDied, NoFitNode
+from ramify.fleet.errors import FleetClosed, FleetError, NodesDied, NoFitNode
 from ramify.fleet.fleet import Fleet
 from ramify.fleet.nodes import MOST_DEATHS
 from ramify.fleet.ray_cluster import RayCluster
@@ -79,6 +81,39 @@ async def test_runs_go_to_the_nodes(raylets: Any, tmp_path: Path, heard: Any, fo
     ] * 4
     assert len({facts.home for facts in nodes.values()}) == 2
     assert {one.node for one in heard.of(Placed)} == {one.node for one in heard.of(NodeJoined)} == set(nodes)
+
+
+async def test_a_fleet_is_entered_again_after_it_was_left_and_not_before(
+    raylets: Any, shared: Runtime, folder: Path
+) -> None:
+    fleet = Fleet(shared, raylets.address)
+    for _ in range(2):
+        async with fleet:
+            with pytest.raises(FleetError, match="in use by another"):
+                await fleet.__aenter__()
+            assert await fleet.run(fleet_app.where, str(folder)) in {one.pid for one in fleet.nodes.values()}
+        with pytest.raises(FleetClosed):
+            await fleet.run(fleet_app.where, str(folder))
+    assert not ray_connection._PROCESS.current
+
+
+def test_fleets_of_several_threads_and_loops_work_side_by_side(raylets: Any, tmp_path: Path, folder: Path) -> None:
+    async def work(number: int) -> int:
+        async with (
+            Runtime(
+                home=tmp_path / f"program{number}",
+                database=tmp_path / "shared.db",
+                remote=raylets.bucket,
+                sandbox="copy",
+            ) as shared,
+            Fleet(shared, raylets.address) as fleet,
+        ):
+            pids = await asyncio.gather(*(fleet.run(fleet_app.where, str(folder)) for _ in range(2)))
+            return len({*pids} - {one.pid for one in fleet.nodes.values()})
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda number: asyncio.run(work(number)), range(3))) == [0, 0, 0]
+    assert not ray_connection._PROCESS.current
 
 
 def test_the_command_line_runs_and_resumes_on_a_node(

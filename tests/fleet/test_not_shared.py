@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fleet_app
 import pytest
@@ -28,11 +29,26 @@ async def test_a_fleet_needs_a_bucket(tmp_path: Path) -> None:
                 pass
 
 
+@pytest.mark.parametrize("many", [0, -1, 1.5, float("nan"), float("inf"), "2"])
+async def test_a_node_takes_a_whole_number_of_runs(tmp_path: Path, many: Any) -> None:
+    async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
+        with pytest.raises(ValueError, match=r"runs_per_node=.*: a whole number from 1"):
+            Fleet(runtime, runs_per_node=many)
+
+
 async def test_a_fleet_that_is_not_open_runs_nothing(tmp_path: Path) -> None:
     async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
         with pytest.raises(FleetError, match="not open"):
             await Fleet(runtime).run(fleet_app.where, str(tmp_path))
         assert not await runtime.store.runs()
+
+
+async def test_a_fleet_that_could_not_open_can_be_entered_again(tmp_path: Path) -> None:
+    async with Runtime(home=tmp_path / "home", sandbox="copy") as runtime:
+        fleet = Fleet(runtime)
+        for _ in range(2):
+            with pytest.raises(NotShared):
+                await fleet.__aenter__()
 
 
 async def test_a_fleet_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,3 +86,9 @@ async def test_a_node_where_another_database_has_the_fleets_address(host: RunHos
         made = rebuilt(error, "m")
         assert isinstance(made, NodeUnfit)
         assert "there it is another one" in str(made)
+
+
+async def test_a_node_in_a_container_has_the_memory_of_that(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "node"))
+    monkeypatch.setattr("ramify.fleet.run_host.memory_limits", lambda: [(1, 64 << 30), (1, 8 << 30), (1, 16 << 30)])
+    assert (await RunHost().describe())["memory"] == 8 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -196,12 +196,58 @@ async def test_a_node_that_went_is_remembered_for_a_while() -> None:
     assert not queue.lately_could_place(of_gpu(1.0), 30)
 
 
-@pytest.mark.parametrize("amount", [-1.0, float("nan"), float("inf")])
-def test_a_need_is_an_amount(amount: float) -> None:
-    with pytest.raises(ValueError, match=r"GPU=.*: an amount is 0 or more"):
+@pytest.mark.parametrize(
+    "amount", [-1.0, -1, float("nan"), float("inf"), 1e305, 10**400, 2.0**61, True, "1", None, 1j, [1]]
+)
+def test_a_need_is_an_amount(amount: Any) -> None:
+    with pytest.raises(ValueError, match=r"GPU=.*: an amount is a number from 0"):
         Needs(resources={"GPU": amount})
-    with pytest.raises(ValueError, match="memory"):
-        Needs(memory=-1)
+    with pytest.raises(ValueError, match=r"memory=.*: an amount is a number from 0"):
+        Needs(memory=amount)
+    with pytest.raises(ValueError, match=r"memory=.*: an amount is a number from 0"):
+        Needs(memory=amount, resources={"memory": 1})
+
+
+def test_memory_is_a_whole_number_and_resources_have_names() -> None:
+    with pytest.raises(ValueError, match=r"memory=1.5: a whole number of bytes"):
+        Needs(memory=cast("int", 1.5))
+    assert repr(Needs(memory=cast("int", 4e9)).memory) == "4000000000"
+    for name in ("", None, 1):
+        with pytest.raises(ValueError, match="is not the name of a resource"):
+            Needs(resources={name: 1.0})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "needs",
+    [
+        Needs(memory=1 << 60),
+        Needs(memory=cast("int", 1e18)),
+        Needs(resources={"GPU": 1e18}),
+        Needs(resources={"bytes of the machine": 9.0}),
+        Needs(resources={"no such \n\0\ud800 'name' {}": 1e-3}),
+    ],
+)
+async def test_a_need_that_no_node_has_holds_up_nothing(rule: str, needs: Needs) -> None:
+    queue = queue_of(rule, node := member("able", slots=2, GPU=1.0))
+    never = Asked("copy", needs, BASE)
+    assert not queue.ask(never).done()
+    assert not queue.can_ever_place(never)
+    assert "the run needs" in queue.reasons(never)[node.node.name]
+    held = [queue.ask(of_gpu(0.5)) for _ in range(3)]
+    assert [one.done() for one in held] == [True, True, False]
+    queue.release(held[0].result())
+    assert held[2].done()
+
+
+async def test_what_is_given_back_is_what_was_taken() -> None:
+    """The program may change the mapping that it named its needs by."""
+    said = {"GPU": 0.5}
+    queue = queue_of("price", node := member("able", slots=4, GPU=1.0))
+    held = queue.ask(Asked("copy", Needs(resources=said), BASE))
+    said["GPU"] = 0.25
+    queue.release(held.result())
+    assert +node.used == Counter()
 
 
 async def test_needs_that_look_alike_are_not_confused() -> None:

@@ -84,27 +84,91 @@ async def test_a_client_that_asks_for_a_pace_gets_the_whole_answer_at_it():
 JS = """
 import {Pacer, paced} from %s;
 let now = 0; const seen = [];
+const clock = () => now, sleep = async (ms) => { now += ms; };
 async function* burst() { for (let i = 0; i < 4; i++) yield i; }
-const smooth = paced(burst(), new Pacer(500, 1000), () => now, async (ms) => { now += ms; });
+const smooth = paced(burst(), new Pacer(500, 1000), {now: clock, sleep});
 for await (const piece of smooth) seen.push([now, piece]);
 async function* fails() { yield 9; throw new Error('gone'); }
-try { for await (const piece of paced(fails(), new Pacer(1), () => now, async () => {})) seen.push([now, piece]); }
+const ends = paced(fails(), new Pacer(1), {now: clock, sleep: async () => {}});
+try { for await (const piece of ends) seen.push([now, piece]); }
 catch (error) { seen.push(error.message); }
 async function* long() { yield "x".repeat(44); yield "y"; }
-const slow = paced(long(), new Pacer(100, now), () => now, async (ms) => { now += ms; });
+const slow = paced(long(), new Pacer(100, now), {now: clock, sleep});
 for await (const piece of slow) seen.push([now, piece[0]]);
 try { new Pacer(0); } catch (error) { seen.push(error.name); }
 console.log(JSON.stringify(seen));
 """
 
 
-def test_the_javascript_module_does_the_same(tmp_path: Path):
+def said_by_node(folder: Path, program: str) -> object:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs node")
     module = Path(ramify.serving.pacing.__file__).with_name("pacer.js")
-    (tmp_path / "pacer.mjs").write_text(module.read_text("utf-8"), "utf-8")
-    (tmp_path / "use.mjs").write_text(JS % json.dumps("./pacer.mjs"), "utf-8")
-    done = subprocess.run([node, tmp_path / "use.mjs"], capture_output=True, text=True, check=True, timeout=60)
+    (folder / "pacer.mjs").write_text(module.read_text("utf-8"), "utf-8")
+    (folder / "use.mjs").write_text(program % json.dumps("./pacer.mjs"), "utf-8")
+    done = subprocess.run([node, folder / "use.mjs"], capture_output=True, text=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+def test_the_javascript_module_does_the_same(tmp_path: Path):
     at_pace = [[1000, 0], [1500, 1], [2000, 2], [2500, 3]]
-    assert json.loads(done.stdout) == [*at_pace, [2500, 9], "gone", [2500, "x"], [3500, "y"], "RangeError"]
+    assert said_by_node(tmp_path, JS) == [*at_pace, [2500, 9], "gone", [2500, "x"], [3500, "y"], "RangeError"]
+
+
+LEAVING_JS = """
+import {Pacer, paced} from %s;
+const never = new Promise(() => {});
+const ways = {
+  return: (one) => one.return('mine'),
+  throw: (one) => one.throw(new Error('mine')),
+  abort: (one, stop) => { stop.abort(new Error('mine')); return one.next(); },
+};
+const show = (promise) => promise.then((got) => got.value ?? got.done, (error) => 'error ' + error.message);
+const seen = {};
+for (const [name, leave] of Object.entries(ways)) {
+  for (const when of ['unstarted', 'held', 'silent', 'over', 'own sleep']) {
+    let closed = 0;
+    const source = {
+      count: 0,
+      async next() {
+        if (when === 'over' && this.count === 1) return {done: true};
+        if (when === 'silent' && this.count === 1) return never;
+        if (this.count === 3) return never;
+        return {done: false, value: ++this.count};
+      },
+      async return() { closed++; },
+      [Symbol.asyncIterator]() { return this; },
+    };
+    const stop = new AbortController();
+    const own = when === 'own sleep' ? {sleep: () => never} : {};
+    const one = paced(source, new Pacer(1e8), {signal: stop.signal, ...own});
+    const said = [];
+    if (when !== 'unstarted') said.push(await show(one.next()));
+    const waiting = ['unstarted', 'over'].includes(when) ? [] : [show(one.next()), show(one.next())];
+    await new Promise((resolve) => setTimeout(resolve, 5));
+    const left = show(leave(one, stop));
+    said.push(...await Promise.all(waiting), await left, await show(one.next()), closed > 0);
+    seen[name + ' ' + when] = said;
+  }
+}
+async function* single() { yield 1; }
+const aborted = paced(single(), new Pacer(1), {signal: AbortSignal.abort(new Error('early'))});
+seen.early = await show(aborted.next());
+console.log(JSON.stringify(seen));
+"""
+
+
+def test_leaving_the_javascript_module_waits_for_nothing(tmp_path: Path):
+    """Its pieces are a day apart: Node would not end while it waits for one."""
+    seen = said_by_node(tmp_path, LEAVING_JS)
+    assert isinstance(seen, dict)
+    assert seen.pop("early") == "error early"
+    says = {"return": "mine", "throw": "error mine", "abort": True}
+    for name, said in seen.items():
+        way, _, when = name.partition(" ")
+        waited = 0 if when in ("unstarted", "over") else 2
+        first = [] if when == "unstarted" else [1]
+        told = [True] * waited
+        asked = ["error mine", *told] if way == "abort" else [*told, says[way]]  # after an abort who asks first
+        assert said == [*first, *asked, True, True], name

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -167,9 +169,11 @@ def test_child_ends_when_its_parent_is_gone() -> None:
 
 STUBBORN = """
 import signal, subprocess, sys, time
-from ramify.serving.engine.vllm_process import end_with_parent
+from ramify.serving.engine.vllm_process import end_group, leave_nothing_behind
+from ramify.serving.parent_process import end_with_parent
+leave_nothing_behind(look_s=0.05)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-end_with_parent(int(sys.argv[1]), grace_s=0.1, look_s=0.05)
+end_with_parent(int(sys.argv[1]), lambda: end_group(grace_s=0.1), look_s=0.05)
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(worker.pid, flush=True)
 time.sleep(600)
@@ -182,28 +186,35 @@ engine.wait()
 """
 
 
-def test_an_engine_that_sigterm_does_not_end_goes_with_its_parent() -> None:
+@pytest.mark.parametrize("killed", ["its parent", "itself", "both"])
+def test_nothing_is_left_of_an_engine_that_sigterm_does_not_end(killed: str) -> None:
     """vLLM waits for the processes that it starts, whatever signal comes."""
     with subprocess.Popen([sys.executable, "-c", PARENT, STUBBORN], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
-        assert all(is_running(pid) for pid in pids)
-        parent.kill()
-    for pid in pids:
+        group = group_of(pids[0])
+        assert len(group) == 3 and set(pids) < group
+        if killed != "itself":
+            parent.kill()
+        if killed != "its parent":
+            os.kill(pids[0], signal.SIGKILL)
         for _ in range(600):
-            if not is_running(pid):
+            if not (left := group_of(pids[0])):
                 break
             time.sleep(0.1)
         else:
-            pytest.fail(f"process {pid} outlived its parent")
+            pytest.fail(f"processes {left} are left")
 
 
-def is_running(pid: int) -> bool:
-    """False for a zombie, too: who adopted it may be slow to ask."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def group_of(leader: int) -> set[int]:
+    """The processes of a group, without zombies: who adopted them may be slow to ask."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state != "Z":
+                found.add(int(folder.name))
+    return found
 
 
 def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_wrong_field_is_named(value: object, named: str) -> None:
         frames.ask_from_json(value)
 
 
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(BadFrame, match="too large"):
+        frames.sketch_from_json([10**400])
+
+
 @given(st.binary(max_size=100))
 def test_invalid_bytes_are_refused(data: bytes) -> None:
     try:

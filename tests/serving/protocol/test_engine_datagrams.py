@@ -24,7 +24,6 @@ def test_a_release_of_many_branches_comes_in_parts_that_fit(name: str, tmp_path:
     engine.close()
     assert not out.release(path, "run", None), "the engine is gone"
     assert not out.release(path, "run", []), "nothing to say"
-    out.close()
 
 
 def test_each_rank_of_an_engine_hears(tmp_path: Path) -> None:
@@ -37,4 +36,29 @@ def test_each_rank_of_an_engine_hears(tmp_path: Path) -> None:
     assert out.release(path, "run", None), "one is left"
     for one in engines:
         one.close()
-    out.close()
+
+
+def test_an_engine_that_reads_nothing_for_long_hears_of_all_releases_in_their_order(tmp_path: Path) -> None:
+    """As one without calls. Its socket holds a few messages."""
+    engine, out = GatewayMessages(str(tmp_path / "s")), EngineDatagrams()
+    said = [out.release(tmp_path / "s", f"run{number}", None) for number in range(700)]
+    assert said == sorted(said, reverse=True) and not said[-1], "the socket is full"
+    assert not out.send(tmp_path / "s", {"compound_id": "of no use later"})
+    heard = list(engine.take())
+    while len(heard) < 700:
+        out.send(tmp_path / "s", {"compound_id": "call"})
+        new = list(engine.take())
+        assert new
+        heard += [one for one in new if one != Release("call", None)]
+    assert heard == [Release(f"run{number}", None) for number in range(700)]
+    engine.close()
+    assert not out.release(tmp_path / "s", "run", None)
+    assert not out._late
+
+
+def test_releases_that_wait_are_bounded(tmp_path: Path) -> None:
+    engine, out = GatewayMessages(str(tmp_path / "s")), EngineDatagrams()
+    for number in range(3000):
+        out.release(tmp_path / "s", f"run{number}", None)
+    assert [len(one) for one in out._late.values()] == [1000]
+    engine.close()

@@ -142,6 +142,11 @@ def test_list_of_wrong_length_is_refused() -> None:
         LengthSketch.from_wire([1.0, 2.0])
 
 
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="length_quantiles"):
+        LengthSketch.from_wire([10**400] * len(LEVELS))
+
+
 def test_levels_are_fixed_by_the_wire_format() -> None:
     assert len(LEVELS) == 32
     assert {0.0, 0.05, 0.1, 0.5, 0.9, 0.95, 0.99, 1.0} <= set(LEVELS)

@@ -160,6 +160,69 @@ def test_branches_are_kept_apart_and_go_when_they_are_released(kept: Callable[[A
     engine.scheduler._messages.close()
 
 
+@pytest.mark.parametrize("branches", [None, ["b0"]])
+def test_a_branch_that_is_released_while_its_call_runs_is_not_held_after_it(
+    kept: Callable[[Any], Any], branches: list[str] | None
+) -> None:
+    engine = kept(KeepAll())
+    contexts, pool = engine.scheduler._contexts, engine.scheduler.kv_cache_manager.block_pool
+    free, of_branch = pool.get_num_free_blocks(), {"compound_branch": "b0"}
+    engine.add("a", prompt(0), 8, tags(0, 0) | of_branch)
+    engine.step(3)
+    for _ in range(2):
+        contexts.release(engine.scheduler, "p0", branches)
+    engine.until(lambda: "a" in engine.ended)
+    engine.step()
+    assert (len(contexts), pool.get_num_free_blocks()) == (0, free)
+    assert not contexts._branches and not contexts._released
+    served(engine, "b", prompt(0), tags(0, 1) | of_branch)
+    assert len(contexts) == 1, "it goes on after all"
+
+
+def test_a_call_that_arrives_after_the_release_is_held_as_any(kept: Callable[[Any], Any]) -> None:
+    engine = kept(KeepAll())
+    contexts = engine.scheduler._contexts
+    contexts.release(engine.scheduler, "p0", ["b0", "never seen"])
+    contexts.release(engine.scheduler, "p0")
+    assert not contexts._branches and not contexts._released, "what is not here leaves nothing"
+    engine.add("a", prompt(0), 8, tags(0, 0))
+    engine.step(2)
+    contexts.release(engine.scheduler, "p0")
+    engine.add("b", prompt(0), 8, tags(0, 1))
+    engine.until(lambda: "a" in engine.ended and "b" in engine.ended)
+    served(engine, "c", prompt(0), tags(0, 2))
+    assert len(contexts) == 1
+
+
+def test_contexts_of_less_than_a_block_are_not_held(kept: Callable[[Any], Any]) -> None:
+    engine = kept(KeepAll())
+    for number in range(5):
+        served(engine, f"a{number}", [1 + number] * (BLOCK // 2), tags(number, 0))
+    assert len(engine.scheduler._contexts) == 0
+
+
+def test_what_is_known_of_branches_is_bounded(engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All share one prompt, so that its blocks bound nothing. Their clients send a next call and cancel it."""
+    monkeypatch.setattr("ramify.serving.vllm_plugin.kept_contexts._PROGRAMS", 20)
+    monkeypatch.setattr("ramify.serving.vllm_plugin.kept_contexts._HELD", 10)
+    made = engine(concord={}, blocks=1000)
+    made.scheduler.keep_by(KeepAll())
+    contexts = made.scheduler._contexts
+    for number in range(60):
+        branch = {"compound_branch": f"b{number}", "compound_ttl_s": 0.0 if number % 3 == 0 else 9e6}
+        served(made, f"a{number}", prompt(0), tags(0, 0) | branch)
+        made.add(f"b{number}", prompt(0), 4, tags(0, 1) | branch)
+        made.cancel([f"b{number}"])
+    assert len(contexts._kept) <= 10
+    assert len(contexts._left) <= 20
+    assert len(contexts._over) <= 20
+    assert sum(map(len, contexts._branches.values())) <= 30
+    assert not (contexts._open or contexts._crowded or contexts._released)
+    contexts.release(made.scheduler, "p0")
+    made.step()
+    assert not (contexts._kept or contexts._left or contexts._branches)
+
+
 def test_calls_at_once_under_one_name_are_no_chain(kept: Callable[[Any], Any]) -> None:
     """A client may give all its calls the same name."""
     engine = kept(KeepAll())

@@ -49,6 +49,27 @@ def test_messages_arrive_by_the_socket(tmp_path: Path) -> None:
     assert not Path(path).exists()
 
 
+@pytest.mark.parametrize("length", [10**400, 1e308, float("nan"), float("inf"), -1, "x", None, [1]])
+def test_a_length_that_no_answer_has_is_counted_and_ignored(tmp_path: Path, length: object) -> None:
+    messages = GatewayMessages(str(tmp_path / "s"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        said = {"request_id": "a", "length_quantiles": [length] * len(LEVELS)}
+        out.sendto(json.dumps(said).encode(), str(tmp_path / "s"))
+    assert (list(messages.take()), messages.unreadable) == ([], 1)
+    messages.close()
+
+
+def test_a_socket_takes_the_place_of_a_socket_and_of_nothing_else(tmp_path: Path) -> None:
+    left = GatewayMessages(str(tmp_path / "s"))  # by an engine that was killed
+    GatewayMessages(str(tmp_path / "s")).close()
+    left.close()
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    with pytest.raises(OSError, match="in use"):
+        GatewayMessages(str(mine))
+    assert mine.read_text() == "precious"
+
+
 def test_totals_of_preemptions_and_pauses_add_up(tmp_path: Path) -> None:
     told = tmp_path / "report.json"
     costs = TotalsReport(str(told))

@@ -20,6 +20,8 @@ def test_wrong_options_are_named() -> None:
         "calibrate": {"calibrate": "yes"},
         "refresh_steps": {"refresh_steps": 0},
         "socket": {"socket": 3},
+        "report": {"report": ""},
+        "trace": {"trace": "a\0b"},
         "step": {"step": {"base_ms": -1}},
         "policy_options": {"policy_options": []},
     }

@@ -117,6 +117,41 @@ def test_no_tag_crashes_the_engine(engine: Make, tmp_path: Path, policy: str) ->
     assert not ours.scheduler.requests
 
 
+@pytest.mark.parametrize("when", ["before a step", "with the next one", "after a step"])
+def test_a_client_may_leave_before_its_tags_are_refused(engine: Make, when: str) -> None:
+    """Otherwise the whole engine ended: the refused call was looked for."""
+    ours = engine(slots=1, room=0, concord=STEADY)
+    add(ours, "bad", {"slo_deadline_s": -1.0})
+    if when == "after a step":
+        ours.step()
+    ours.cancel(["bad"])
+    if when == "with the next one":
+        add(ours, "bad", {"slo_deadline_s": -1.0})
+    add(ours, "good", max_tokens=2, salt=1)
+    ours.until(lambda: "good" in ours.ended)
+    assert not ours.scheduler.requests
+
+
+@pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord", "andes"])
+def test_a_pause_of_vllm_that_waits_for_running_calls_ends(engine: Make, policy: str) -> None:
+    """Paused calls run for vLLM. It would wait for ever for those that the policy keeps behind waiting ones."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    ours = engine(slots=2, room=2, concord={**STEADY, "policy": policy})
+    for name in ("long0", "long1"):
+        add(ours, name, max_tokens=200, salt=len(name))
+    ours.step(5)
+    for number in range(8):
+        add(ours, f"urgent{number}", {"slo_class": "latency", "slo_ttft_s": 60.0, "slo_tbt_s": 0.2}, salt=number)
+    ours.step(3)
+    ours.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    ours.until(lambda: not ours.scheduler.has_unfinished_requests(), most=600)
+    assert len(ours.running) == 0 and len(ours.waiting) > 0
+    ours.scheduler.set_pause_state(PauseState.UNPAUSED)
+    ours.until(lambda: len(ours.ended) == 10)
+    assert all(len(ours.tokens[name]) == 200 for name in ("long0", "long1"))
+
+
 def test_a_paused_request_keeps_its_kv_and_gets_no_tokens(engine: Make) -> None:
     ours = engine(concord=STEADY)
     ten_long(ours)
