@@ -119,11 +119,23 @@ class Gate(Protocol):
         """The program has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """One step of an engine, as it was scheduled."""
+
+    at: float
+    calls: int  # in the step
+    context: int  # tokens of these calls in KV
+    kv: float  # share of the KV memory that calls hold
+    waiting: int  # calls that have no token yet and are not in this step
+    aside: int  # calls that have tokens and are not in this step: paused or preempted
+
+
 class Watch(Protocol):
     """Sees what a replay does."""
 
-    def stepped(self, calls: int, context: int) -> None:
-        """A step of so many calls, with so many tokens in KV."""
+    def stepped(self, step: WatchedStep) -> None:
+        """A step with calls was scheduled."""
 
     def streamed(self, program: Program, times: Sequence[float]) -> None:
         """A stream has ended. Its tokens came at these times."""

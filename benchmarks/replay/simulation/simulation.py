@@ -42,7 +42,7 @@ class Replayed:
     outcomes: list[Outcome]
     simulated_s: float = 0.0
     steps: int = 0
-    preemptions: int = 0
+    preemptions: int = 0  # by the policy, and by vLLM itself where KV runs out
     pauses: int = 0
     generated: int = 0  # tokens generated while programs still arrived
     prefilled: int = 0  # prompt tokens computed, those that were computed before too
@@ -166,7 +166,7 @@ class Simulation:
             before = engine.generated
             for name in engine.step():
                 self._end(name, engine)
-            if not self._cache and engine.scheduler.preempted:
+            if not self._cache and engine.preemptions:
                 raise _Preempted
             idle = 0 if engine.generated > before else idle + 1
             if engine.now <= self._setting.seconds:
@@ -279,7 +279,7 @@ class Simulation:
             outcomes,
             max(engine.now for engine in self._engines),
             sum(engine.steps for engine in self._engines),
-            sum(log.preemptions for log in logs),
+            sum(engine.preemptions for engine in self._engines),
             sum(log.pauses for log in logs),
             sum(self._generated),
             sum(engine.prefilled for engine in self._engines),
@@ -328,7 +328,7 @@ def _engine(
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
     retention = None if contender.retention is None else contender.retention()
-    return SimulatedEngine(folder, settings, step_seconds_by(step, watch), policy=policy, retention=retention)
+    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy, retention=retention, watch=watch)
 
 
 def prompt_ids(call: Call, number: int, place: int) -> list[int]:
@@ -369,12 +369,13 @@ def call_outcome(flight: CallInFlight, times: list[float], ended: float | None, 
         len(times),
         in_time,
         max(gaps, default=0.0),
-        _qoe(program, times) if stream else None,
+        qoe_of(program, times) if stream else None,
         silence(program, times) if stream else None,
     )
 
 
-def _qoe(program: Program, times: Sequence[float]) -> float:
+def qoe_of(program: Program, times: Sequence[float]) -> float:
+    """Return the QoE of a stream whose tokens came at these times."""
     assert program.ttft_s is not None and program.tbt_s is not None
     reading = Reading(program.at + program.ttft_s, program.tbt_s)
     for at in times:
