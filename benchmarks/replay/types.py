@@ -161,7 +161,7 @@ class Contender:
     engine: Callable[[], Policy] | Stock
     knows: Knowledge = field(default_factory=Knowledge)
     ours: bool = False  # a form of Concord: not counted among the baselines
-    about: str = ""  # one line for tables and plots
+    about: str = ""  # what it shows, for who reads the list of contenders
     preempts: bool = False  # it often preempts, so a replay begins with vLLM's prefix cache: the results are the same
     retention: Callable[[], Retention] | None = None  # of programs that wait for tools; None: vLLM's LRU
     gate: Callable[[int], Gate] | None = None  # by the tokens of KV; None: every call enters at once

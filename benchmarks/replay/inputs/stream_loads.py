@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -144,11 +145,21 @@ def _cyclic_times(load: Load, seconds: float, chance: Random) -> Iterator[float]
 
 def _own_times(arrivals: Sequence[Arrival], begin: int, load: Load, seconds: float) -> Iterator[float]:
     """The times of the arrivals from `begin` on, stretched to the rate. The trace follows itself."""
-    whole = arrivals[-1].at - arrivals[0].at
-    round_s = (whole + whole / (len(arrivals) - 1)) or 1.0
+    times = between_ticks([one.at for one in arrivals])
+    whole = times[-1] - times[0]
+    round_s = (whole + whole / (len(times) - 1)) or 1.0
     count = max(1, round(load.rate * seconds))
-    taken = [
-        arrivals[(begin + i) % len(arrivals)].at + round_s * ((begin + i) // len(arrivals)) for i in range(count + 1)
-    ]
+    taken = [times[(begin + i) % len(times)] + round_s * ((begin + i) // len(times)) for i in range(count + 1)]
     span = (taken[-1] - taken[0]) or 1.0
     yield from ((at - taken[0]) * seconds / span for at in taken[:-1])
+
+
+def between_ticks(times: Sequence[float]) -> list[float]:
+    """Spread arrivals with one time evenly until the next time: Mooncake's clock ticks every 3 s, and stretched to a
+    lower rate its calls would come in bunches that no user made.
+    """
+    out = list[float]()
+    at_once = [(at, len(list(ones))) for at, ones in groupby(times)]
+    for (at, count), (until, _) in pairwise([*at_once, (times[-1], 0)]):
+        out += [at + (until - at) * place / count for place in range(count)]
+    return out

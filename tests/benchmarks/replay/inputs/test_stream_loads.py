@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from benchmarks.replay.inputs.stream_loads import (
     SWEEPS,
     Load,
     arrivals_of,
+    between_ticks,
     capacity,
     programs,
 )
@@ -55,6 +57,14 @@ def test_the_traces_own_arrivals_keep_their_distances_at_the_rate() -> None:
     assert len(made) == round(own.rate * 100)
     gaps = [b.at - a.at for a, b in pairwise(made)]
     assert max(gaps) / min(gaps) == pytest.approx(15.0)
+
+
+def test_arrivals_at_one_tick_of_a_traces_clock_come_until_the_next() -> None:
+    assert between_ticks([0.0, 0.0, 0.0, 3.0, 6.0, 6.0]) == [0.0, 1.0, 2.0, 3.0, 6.0, 6.0]
+    trace = [Arrival(at, Call(10, 5)) for at in (0.0, 0.0, 0.0, 3.0, 4.0)]
+    made = programs(trace, replace(SWEEPS["arrivals"][0], rate=0.1), 50.0, seed=1)
+    gaps = [b.at - a.at for a, b in pairwise(made)]
+    assert len(made) == 5 and min(gaps) == pytest.approx(max(gaps))
 
 
 def test_lengths_come_from_pairs_of_texts_and_only_those_that_fit(tmp_path: Path) -> None:
