@@ -1,7 +1,7 @@
 """Measure what readers of streams get under load: QoE and time to first token by scheduler, in replay.
 
     python benchmarks/streams.py [--quick] [--json] [--trace FILE] [--seeds N]
-        [--sweep intensity|duration|poisson|arrivals|lengths|audio|inputs|memory|variants]…
+        [--sweep intensity|duration|poisson|arrivals|lengths|audio|inputs|memory|tier|variants]…
         [--figure timelines|batches|pacer|delivery|memory]…
 
 Arrivals come in cyclic bursts, as in the paper of Andes (§6.3): 35 % of each cycle at twice the mean rate. Prompts
@@ -11,10 +11,10 @@ vLLM's own, so this needs an interpreter with vLLM (RAMIFY_VLLM_PYTHON, else .ve
 
 `--sweep` varies one thing instead of the rate (`benchmarks/replay/inputs/stream_loads.py`): how intense or long the
 bursts are, arrivals without bursts or the trace's own, another trace's lengths, listeners instead of readers, prompts
-that are four times as long, or the engine's memory. Beside each load stands what an engine with KV for everybody and
-no cost of switching could reach (`benchmarks/replay/bounds/free_switching.py`). `variants` compares forms of `andes`:
-without its refiner, with other horizons, with the exact knapsack. These are figures 2.9 and 2.11 to 2.16 of the
-thesis.
+that are four times as long, the engine's memory, or a CPU tier, from which KV comes back instead of being computed.
+Beside each load stands what an engine with KV for everybody and no cost of switching could reach
+(`benchmarks/replay/bounds/free_switching.py`). `variants` compares forms of `andes`: without its refiner, with other
+horizons, with the exact knapsack. These are figures 2.9 and 2.11 to 2.16 of the thesis.
 
 `--figure` shows what is inside the runs at the paper's load, three seeds: the thesis's figures 2.10 and A.1 to A.4
 (`benchmarks/replay/report/stream_figures.py`).

@@ -17,12 +17,13 @@ from benchmarks.replay.bounds import free_switching
 from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.inputs.stream_loads import Load, arrivals_of, programs
 from benchmarks.replay.simulation.simulation import GOOD_QOE, Replayed, replay
-from benchmarks.replay.types import CallOutcome, Contender, Knowledge, Lengths, Setting, Stock, Watch
+from benchmarks.replay.types import CallOutcome, Contender, Knowledge, Lengths, Setting, Stock, TierSettings, Watch
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import StepModel
 
 STEP = StepModel(base_ms=40, per_seq_ms=0.06, per_kctx_ms=0.36, per_prefill_ms=0.2)  # 70 billion parameters on A100s
 SETTING = Setting(step=STEP, slots=256, pause_room=256, kv_tokens=40_000, step_tokens=2048, warm=0.0, cool=0.0)
+TIER = TierSettings(tokens=1_000_000, copy_ms=0.0033)  # 320 KiB a token, over four links of 25 GB/s (PCIe 4)
 _BLIND = Knowledge(lengths=Lengths.NONE)
 
 
@@ -100,6 +101,7 @@ def replayed(
 ) -> Measured:
     """Replay one scheduler under one load. Needs vLLM."""
     contender, setting = contenders()[name]
+    contender = replace(contender, tier=TIER if load.tier else None)
     with tempfile.TemporaryDirectory() as folder:
         arrivals = arrivals_of(trace, Path(folder), load.prompts)
         made = programs(arrivals, load, seconds, seed)

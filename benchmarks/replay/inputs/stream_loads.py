@@ -41,6 +41,7 @@ class Load:
     listens: bool = False  # to speech, instead of reading
     prompts: int = 1  # so many times as long
     memory: int = 1  # so many times as large
+    tier: bool = False  # the engine has a CPU tier: KV that was given up comes back as a copy
 
     def setting(self, of: Setting) -> Setting:
         return replace(of, kv_tokens=of.kv_tokens * self.memory)
@@ -61,6 +62,7 @@ SWEEPS = {
     # Four times the memory holds as many of them, but to compute a prompt takes four times as long.
     "inputs": tuple(Load("prompts of 4 x the length", rate=rate, prompts=4, memory=4) for rate in (0.5, 0.7)),
     "memory": (Load("4 x the memory", memory=4),),
+    "tier": (Load("with a CPU tier", tier=True),),
     # Of `andes` alone: without its refiner, with other horizons, and with the exact knapsack.
     "variants": tuple(Load(f"bursts in {burst:.0%} of the time", burst=burst) for burst in (0.35, 0.5)),
 }

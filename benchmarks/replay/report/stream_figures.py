@@ -63,6 +63,7 @@ class Spread:
 class SeenStream:
     """One stream, its tokens given out by a pacer."""
 
+    arrived: float
     qoe: float
     ttft_s: float
     speed: float  # tokens a second from the first to the last as the server made them; 0 if all came at once
@@ -84,6 +85,7 @@ class SeenStream:
         breaks = [place for place, (a, b) in enumerate(pairwise(times)) if b - a >= BREAK_S]
         late = 1e-6 + program.tbt_s
         return cls(
+            program.at,
             qoe_of(program, times),
             times[0] - program.at,
             (len(times) - 1) / made if made > 0 else 0.0,
@@ -121,7 +123,8 @@ class StreamFigures:
         made._tokens, made._late = told["tokens"], told["late"]
         made._steps = [WatchedStep(*one) for one in told["steps"]]
         made._streams = [
-            SeenStream(qoe, wait, speed, tuple(held), *rest) for qoe, wait, speed, held, *rest in told["streams"]
+            SeenStream(at, qoe, wait, speed, tuple(held), *rest)
+            for at, qoe, wait, speed, held, *rest in told["streams"]
         ]
         return made
 
@@ -211,9 +214,10 @@ class StreamFigures:
         return out
 
     def memory(self, name: str) -> list[Row]:
-        """While streams arrive and after: by the time since a cycle began. The burst is its beginning."""
+        """While streams arrive: by the time since a cycle began. The burst is its beginning."""
         found: dict[int, list[WatchedStep]] = defaultdict(list)
-        for step in self._steps:
+        until = max([one.arrived for one in self._streams], default=0.0)
+        for step in [one for one in self._steps if one.at <= until]:
             found[int(step.at % CYCLE_S / SLICE_S)].append(step)
         out = []
         for at, steps in sorted(found.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,9 +78,10 @@ def test_delivery_has_the_spread_and_the_mean_over_streams() -> None:
     assert speed["ours"] == 4.0 and 0 < qoe["spread"][0] < qoe["ours"] < 1
 
 
-def test_memory_is_shown_by_the_time_since_a_burst_began() -> None:
+def test_memory_is_shown_by_the_time_since_a_burst_began_while_streams_arrive() -> None:
     seen = StreamFigures()
-    for at, kv, waiting in ((10.0, 0.9, 4), (130.0, 0.7, 8), (100.0, 0.2, 0)):
+    seen.streamed(replace(stream(), at=130.0), [131.0, 131.1])
+    for at, kv, waiting in ((10.0, 0.9, 4), (130.0, 0.7, 8), (100.0, 0.2, 0), (135.0, 0.1, 0)):
         seen.stepped(step(5, 100, at, kv, waiting, aside=1))
     burst, quiet = seen.memory("a")
     assert burst["name"] == "KV in use from 0 to 30 s of a cycle of bursts, a"
