@@ -139,7 +139,7 @@ def _child(text: str) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         return _child(sys.argv[2])
-    parser = options(__doc__, "two rates, a minute each; of a sweep one load, half a minute")
+    parser = options(__doc__, "two rates of a minute each, one load of a sweep, one scheduler of a figure")
     parser.add_argument("--trace", type=Path, help="a trace whose lengths are taken, or pairs of texts")
     parser.add_argument("--seeds", type=count(1), default=1, help="runs of each load of a sweep (1)")
     parser.add_argument("--sweep", action="append", choices=SWEEPS, default=[], help="vary this instead; repeatable")
