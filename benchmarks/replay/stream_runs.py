@@ -16,7 +16,8 @@ from typing import Any
 from benchmarks.replay.bounds import free_switching
 from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.inputs.stream_loads import Load, arrivals_of, programs
-from benchmarks.replay.simulation.simulation import GOOD_QOE, Replayed, replay
+from benchmarks.replay.simulation.outcomes import GOOD_QOE
+from benchmarks.replay.simulation.simulation import Replayed, replay
 from benchmarks.replay.types import CallOutcome, Contender, Knowledge, Lengths, Setting, Stock, TierSettings, Watch
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import StepModel

@@ -21,7 +21,7 @@ from statistics import correlation, fmean, median, quantiles
 from typing import Any
 
 from benchmarks.replay.inputs.stream_loads import CYCLE_S, HARD
-from benchmarks.replay.simulation.simulation import qoe_of
+from benchmarks.replay.simulation.outcomes import qoe_of
 from benchmarks.replay.types import Program, WatchedStep
 from benchmarks.rows import Row, row
 from ramify.serving.pacing import Pacer

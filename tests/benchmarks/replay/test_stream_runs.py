@@ -10,19 +10,14 @@ import pytest
 
 from benchmarks.replay.inputs.stream_loads import Load, programs
 from benchmarks.replay.inputs.traces import Arrival
-from benchmarks.replay.simulation.simulation import Replayed, silence
+from benchmarks.replay.simulation.simulation import Replayed
 from benchmarks.replay.stream_runs import Measured, most_waiting, replayed
 from benchmarks.replay.types import Call, CallOutcome, Outcome, Program, WatchedStep
-from ramify.serving.qoe import SPEAKING_TBT_S
 
 ONE = [Arrival(0.0, Call(100, 50))]
 
 
-def test_silence_is_the_time_without_text_and_who_waits_has_no_token() -> None:
-    (one,) = programs(ONE, Load(rate=0.01, listens=True), 200.0, seed=1)[:1]
-    step = SPEAKING_TBT_S
-    assert silence(one, [one.at, one.at]) == pytest.approx(0.0)
-    assert silence(one, [one.at + 2 * step, one.at + 3 * step]) == pytest.approx(0.5)
+def test_who_waits_has_no_token() -> None:
     calls = [CallOutcome(0, at, 10, 5, first) for at, first in ((0.0, 2.0), (1.0, None), (2.0, 3.0), (2.5, 2.6))]
     assert most_waiting(calls) == 3
 
