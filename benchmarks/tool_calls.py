@@ -239,9 +239,11 @@ def rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[i
     stock_again = sum(one.again for one in stock) / sum(one.least for one in stock)
     sooner = [theirs.mean_s / one.mean_s for one, theirs in zip(mine, stock, strict=True)]
     speed = stock_s / mean_s
+    spread = min(one.mean_s for one in mine), max(one.mean_s for one in mine)
+    several = f", by seed {min(sooner):.2f} to {max(sooner):.2f}" if len(seeds) > 1 else ""
     note = (
-        f"p90 {fmean([one.p90_s for one in mine]):.0f} s; {peer}'s mean / this mean: {speed:.2f}, by seed "
-        f"{min(sooner):.2f} to {max(sooner):.2f}; {len(seeds)} seeds"
+        f"p90 {fmean([one.p90_s for one in mine]):.0f} s; {peer}'s mean / this mean: {speed:.2f}{several}; "
+        f"seeds: {len(seeds)}"
     )
     target, met = None, None
     if name == "concord":
@@ -255,7 +257,7 @@ def rows_of(name: str, found: dict[tuple[str, int], Measured], seeds: Sequence[i
     out = [
         row(f"{name}: mean completion of a program at {LOAD} x capacity", round(mean_s, 1), "s", target=target,
             met=met, peer=peer, peer_value=round(stock_s, 1), times_faster=True,
-            spread=[min(one.mean_s for one in mine), max(one.mean_s for one in mine)], note=note),
+            spread=spread if several else None, note=note),
         row(f"{name}: prompt tokens computed again", round(again, 2) + 0.0, "x the least",
             target="<= .3 x vLLM's" if name == "concord" else None,
             met=again <= 0.3 * stock_again if name == "concord" else None, peer=peer,
@@ -275,7 +277,7 @@ def _wrong_row(found: dict[tuple[str, int], Measured], seeds: Sequence[int]) -> 
     note = "; ".join(f"{who.removeprefix('hints wrong: ')} {speed:.2f}" for who, speed in speeds.items())
     return [
         row("hints all wrong: vLLM's mean completion / ours, the worst of them", round(speeds[worst], 3), "x",
-            target=0.98, at_least=True, peer="vLLM", peer_value=1.0, note=f"{note}; {len(seeds)} seeds")
+            target=0.98, at_least=True, peer="vLLM", peer_value=1.0, note=f"{note}; seeds: {len(seeds)}")
     ]  # fmt: skip
 
 

@@ -119,11 +119,23 @@ class Gate(Protocol):
         """The program has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """One step of an engine, as it was scheduled."""
+
+    at: float
+    calls: int  # in the step
+    context: int  # tokens of these calls in KV
+    kv: float  # share of the KV memory that calls hold
+    waiting: int  # calls that have no token yet and are not in this step
+    aside: int  # calls that have tokens and are not in this step: paused or preempted
+
+
 class Watch(Protocol):
     """Sees what a replay does."""
 
-    def stepped(self, calls: int, context: int) -> None:
-        """A step of so many calls, with so many tokens in KV."""
+    def stepped(self, step: WatchedStep) -> None:
+        """A step with calls was scheduled."""
 
     def streamed(self, program: Program, times: Sequence[float]) -> None:
         """A stream has ended. Its tokens came at these times."""
@@ -149,7 +161,7 @@ class Contender:
     engine: Callable[[], Policy] | Stock
     knows: Knowledge = field(default_factory=Knowledge)
     ours: bool = False  # a form of Concord: not counted among the baselines
-    about: str = ""  # one line for tables and plots
+    about: str = ""  # what it shows, for who reads the list of contenders
     preempts: bool = False  # it often preempts, so a replay begins with vLLM's prefix cache: the results are the same
     retention: Callable[[], Retention] | None = None  # of programs that wait for tools; None: vLLM's LRU
     gate: Callable[[int], Gate] | None = None  # by the tokens of KV; None: every call enters at once

@@ -90,3 +90,15 @@ def test_with_a_tier_the_peers_are_those_with_a_tier() -> None:
     assert (again["peer"], again["ours"], again["peer_value"]) == (plain, 0.1, 0.1)
     found[OURS_TIERED, 0] = Measured(219.0, 400.0, 1, 10)
     assert rows_of(OURS_TIERED, found, range(1))[0]["met"]
+
+
+def test_the_spread_is_over_the_seeds_and_one_seed_has_none() -> None:
+    found = {
+        (name, seed): Measured(took, took, 5, 10) for name, took in (("vLLM", 300.0), ("a", 200.0)) for seed in (0, 1)
+    }
+    found["a", 1] = Measured(100.0, 100.0, 5, 10)
+    took, _ = rows_of("a", found, range(2))
+    assert (took["ours"], took["spread"], took["ratio"]) == (150.0, [100.0, 200.0], 2.0)
+    assert "by seed 1.50 to 3.00; seeds: 2" in took["note"]
+    (took, _) = rows_of("a", found, range(1))
+    assert "spread" not in took and "by seed" not in took["note"]

@@ -57,7 +57,6 @@ class FastScheduler(AsyncScheduler):
         self._kv = managers[0]
         self._caches: bool = self.kv_cache_manager.enable_caching
         self.quiet_ids: list[str] = []
-        self.preempted = 0  # preemptions so far
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         running: list[FastRequest] = self.running
@@ -186,7 +185,6 @@ class FastScheduler(AsyncScheduler):
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         request.quiet_computed = request.quiet_output = _NEVER
-        self.preempted += 1
         super()._preempt_request(request, *args, **kwargs)
 
 

@@ -18,15 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
-from benchmarks.replay.simulation.simulation import (
-    CallInFlight,
-    ProgramRun,
-    Replayed,
-    Simulation,
-    call_outcome,
-    prompt_ids,
-    without_cache_first,
-)
+from benchmarks.replay.simulation.outcomes import CallInFlight, ProgramRun, call_outcome
+from benchmarks.replay.simulation.simulation import Replayed, Simulation, prompt_ids, without_cache_first
 from benchmarks.replay.types import Contender, Program, Setting, Stock
 from ramify.serving.policy.cost_model import aggregate_engines
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, SloClass, State, View

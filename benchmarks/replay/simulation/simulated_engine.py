@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.simulation.cpu_tier import SimulatedTier
-from benchmarks.replay.types import TierSettings, Watch
+from benchmarks.replay.types import TierSettings, Watch, WatchedStep
 from ramify.serving.policy.kv_retention import Retention
 from ramify.serving.policy.types import Policy, StepModel
 
@@ -72,16 +72,18 @@ class SimulatedEngine:
         now: float = 0.0,
         policy: Policy | None = None,
         retention: Retention | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """`step` returns the seconds of a step from the scheduler and its output. `policy` replaces that of the
-        options, and `retention` that of the plug-in.
+        options, and `retention` that of the plug-in. `watch` is shown every step.
         """
         self.settings, self.now, self.steps, self.generated = settings, now, 0, 0
         self.prefilled = 0  # prompt tokens computed, those that were computed before too
+        self.preemptions = 0  # by the policy, and by vLLM itself where KV runs out
         self.tokens: dict[str, list[float]] = {}  # times of each request's tokens
         self.ended: dict[str, Ended] = {}
         self.scheduler, self._request = _scheduler(folder, settings)
-        self._step_s = step
+        self._step_s, self._watch = step, watch
         tier = settings.tier
         self.tier = None if tier is None else SimulatedTier(tier.copy_ms, settings.block_size)
         self._flying: deque[tuple[Any, list[str], list[list[int]], float]] = deque()
@@ -139,6 +141,9 @@ class SimulatedEngine:
         names = list(output.num_scheduled_tokens)
         sampled = [[] if requests[name].is_prefill_chunk else [_TOKEN] for name in names]
         self.prefilled += output.total_num_scheduled_tokens - sum(map(len, sampled))
+        self.preemptions += len(output.preempted_req_ids or ())
+        if self._watch is not None and names:
+            self._watch.stepped(_watched(self.scheduler, output, self.now))
         seconds = self._step_s(self.scheduler, output)
         if self.tier is not None:
             self.tier.submitted(output.kv_connector_metadata, self.now)
@@ -197,18 +202,31 @@ class SimulatedEngine:
         return [request.request_id for request in self.scheduler.waiting]
 
 
-def step_seconds_by(model: StepModel, watch: Watch | None = None) -> Callable[[Any, Any], float]:
-    """Return a function that gives the seconds of a step by the model, and shows the step to `watch`."""
+def step_seconds_by(model: StepModel) -> Callable[[Any, Any], float]:
+    """Return a function that gives the seconds of a step by the model."""
 
     def seconds(scheduler: Any, output: Any) -> float:
-        context = sum(scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens)
+        context = _context(scheduler, output)
         sequences = len(output.num_scheduled_tokens)
         prefill = max(0, output.total_num_scheduled_tokens - sequences)
-        if watch is not None:
-            watch.stepped(sequences, context)
         return model.step_ms(sequences, context, prefill) / 1000
 
     return seconds
+
+
+def _context(scheduler: Any, output: Any) -> int:
+    """Return the tokens in KV of the calls in a step."""
+    return sum(scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens)
+
+
+def _watched(scheduler: Any, output: Any, at: float) -> WatchedStep:
+    inside, waiting, aside = output.num_scheduled_tokens, 0, 0
+    for name, request in scheduler.requests.items():
+        made = request.num_output_tokens + request.num_output_placeholders
+        if name not in inside and made < request.max_tokens:  # else its last token is in flight
+            waiting, aside = waiting + (made == 0), aside + (made > 0)
+    kv = scheduler.kv_cache_manager.usage
+    return WatchedStep(at, len(inside), _context(scheduler, output), kv, waiting, aside)
 
 
 def _hasher(settings: SimulatedEngineSettings) -> Any:

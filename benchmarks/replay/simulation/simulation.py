@@ -13,22 +13,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.replay.errors import Stuck, TooLong
 from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
-from benchmarks.replay.types import Call, CallOutcome, Contender, Outcome, Program, Setting, Stock, Watch
+from benchmarks.replay.simulation.outcomes import CallInFlight, ProgramRun, call_outcome, met
+from benchmarks.replay.types import Call, Contender, Outcome, Program, Setting, Stock, Watch
 from ramify.serving.policy.types import SloClass
-from ramify.serving.qoe import Reading
 
 if TYPE_CHECKING:
     from benchmarks.replay.simulation.simulated_engine import SimulatedEngine
 
-GOOD_QOE = 0.95  # from here on a stream counts as met, as in the paper of Andes
 _CONTEXT_STEP = 1024
 _STUCK_STEPS = 5000  # steps with requests in the engine and no new token
 _HASH = 1 << 40  # token ids of a prompt's own tokens are above those of shared blocks
@@ -42,32 +40,10 @@ class Replayed:
     outcomes: list[Outcome]
     simulated_s: float = 0.0
     steps: int = 0
-    preemptions: int = 0
+    preemptions: int = 0  # by the policy, and by vLLM itself where KV runs out
     pauses: int = 0
     generated: int = 0  # tokens generated while programs still arrived
     prefilled: int = 0  # prompt tokens computed, those that were computed before too
-
-
-@dataclass(slots=True)
-class CallInFlight:
-    """A call in the engine."""
-
-    program: Program
-    stage: int
-    place: int  # its index in its program's calls
-    name: str
-    replica: int
-    arrived: float
-
-
-@dataclass(slots=True)
-class ProgramRun:
-    """The state of a program that has arrived."""
-
-    outcomes: dict[int, CallOutcome] = field(default_factory=dict)
-    open: set[str] = field(default_factory=set)
-    lost: bool = False
-    ended: float | None = None
 
 
 def replay(
@@ -166,7 +142,7 @@ class Simulation:
             before = engine.generated
             for name in engine.step():
                 self._end(name, engine)
-            if not self._cache and engine.scheduler.preempted:
+            if not self._cache and engine.preemptions:
                 raise _Preempted
             idle = 0 if engine.generated > before else idle + 1
             if engine.now <= self._setting.seconds:
@@ -271,7 +247,7 @@ class Simulation:
         outcomes = []
         for program, course in zip(self._programs, self._runs, strict=True):
             calls = tuple(course.outcomes[place] for place in sorted(course.outcomes))
-            outcomes.append(Outcome(program, calls, _met(program, course, calls), course.ended))
+            outcomes.append(Outcome(program, calls, met(program, course.ended, calls), course.ended))
         logs = [
             engine.scheduler.decision_log for engine in self._engines if hasattr(engine.scheduler, "decision_log")
         ]
@@ -279,7 +255,7 @@ class Simulation:
             outcomes,
             max(engine.now for engine in self._engines),
             sum(engine.steps for engine in self._engines),
-            sum(log.preemptions for log in logs),
+            sum(engine.preemptions for engine in self._engines),
             sum(log.pauses for log in logs),
             sum(self._generated),
             sum(engine.prefilled for engine in self._engines),
@@ -328,7 +304,7 @@ def _engine(
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
     retention = None if contender.retention is None else contender.retention()
-    return SimulatedEngine(folder, settings, step_seconds_by(step, watch), policy=policy, retention=retention)
+    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy, retention=retention, watch=watch)
 
 
 def prompt_ids(call: Call, number: int, place: int) -> list[int]:
@@ -345,60 +321,3 @@ def prompt_ids(call: Call, number: int, place: int) -> list[int]:
 def _why(output: Any) -> str:
     error = getattr(output, "error", None)
     return str(getattr(error, "message", None) or output.stop_reason or "the engine ended it")
-
-
-def call_outcome(flight: CallInFlight, times: list[float], ended: float | None, refused: str | None) -> CallOutcome:
-    program = flight.program
-    call = program.calls[flight.place]
-    in_time = 0
-    if program.kind is SloClass.LATENCY:
-        begin, tbt = program.at + (program.ttft_s or 0.0), program.tbt_s or 0.0
-        in_time = sum([at <= begin + n * tbt for n, at in enumerate(times)])
-    elif ended is not None and ended <= program.due:
-        in_time = len(times)
-    gaps = [b - a for a, b in pairwise(times)]
-    stream = ended is not None and program.kind is SloClass.STREAM
-    return CallOutcome(
-        flight.stage,
-        flight.arrived,
-        call.prompt,
-        call.output,
-        times[0] if times else None,
-        ended,
-        refused,
-        len(times),
-        in_time,
-        max(gaps, default=0.0),
-        _qoe(program, times) if stream else None,
-        silence(program, times) if stream else None,
-    )
-
-
-def _qoe(program: Program, times: Sequence[float]) -> float:
-    assert program.ttft_s is not None and program.tbt_s is not None
-    reading = Reading(program.at + program.ttft_s, program.tbt_s)
-    for at in times:
-        reading = reading.delivered(at)
-    return reading.qoe()
-
-
-def silence(program: Program, times: Sequence[float]) -> float:
-    """Return the share of a stream's time, from its arrival until all is read, in which there was nothing to read
-    (Andes, figure 2.12). Its reader begins with the first token.
-    """
-    assert program.tbt_s is not None
-    reading = Reading(program.at, program.tbt_s)
-    for at in times:
-        reading = reading.delivered(at)
-    whole = reading.dry_at - program.at
-    return 1 - len(times) * program.tbt_s / whole if whole > 0 else 0.0
-
-
-def _met(program: Program, course: ProgramRun, calls: Sequence[CallOutcome]) -> bool:
-    if course.ended is None:
-        return False
-    if program.kind is SloClass.STREAM:
-        return all(call.qoe is not None and call.qoe >= GOOD_QOE for call in calls)
-    if program.kind is SloClass.LATENCY:
-        return all(call.in_time == call.output for call in calls)
-    return course.ended <= program.due
