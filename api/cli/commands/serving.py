@@ -61,6 +61,14 @@ if TYPE_CHECKING:
     help="Let web pages of this site call the gateway, such as http://localhost:3000 (CORS). Repeatable.",
 )
 @click.option(
+    "--allow-field",
+    "allow_fields",
+    metavar="NAME",
+    multiple=True,
+    help="Let clients send engines a field that reaches beyond their own call, such as priority, or an entry of "
+    "vllm_xargs, as in --allow-field vllm_xargs.ngram_size. Repeatable.",
+)
+@click.option(
     "--insecure-no-keys",
     is_flag=True,
     help="Allow an address other than loopback without keys: everybody who reaches it can use the engine.",
@@ -165,6 +173,7 @@ def serve_command(
     client_keys: tuple[str, ...],
     allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
+    allow_fields: tuple[str, ...],
     insecure_no_keys: bool,
     model: str | None,
     replicas: str | None,
@@ -201,6 +210,7 @@ def serve_command(
     """
     from ramify.serving.engine.contract import EngineSpec
     from ramify.serving.errors import Exposed, ScalingError
+    from ramify.serving.gateway.engines.engine_fields import check_allowed
     from ramify.serving.gateway.server import serve
     from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
     from ramify.serving.http_guard import stays_here, web_origin
@@ -212,6 +222,7 @@ def serve_command(
         specs = tuple(EngineSpec.parse(name) for name in named)
         allow_hosts = tuple(host_name(name) for name in allow_hosts)
         allow_origins = tuple(web_origin(name) for name in allow_origins)
+        check_allowed(allow_fields)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = GatewaySettings(
@@ -227,6 +238,7 @@ def serve_command(
         api_keys=client_keys,
         allow_hosts=allow_hosts,
         allow_origins=allow_origins,
+        allow_fields=allow_fields,
         insecure_no_keys=insecure_no_keys,
         forward_xargs=forward_tags,
         can_resume=can_resume,

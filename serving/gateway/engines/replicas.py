@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ramify.serving.gateway.dialects import Details
+from ramify.serving.gateway.engines.engine_fields import apart
 from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSample, arrived_at_once
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.records.calls import Call
@@ -330,11 +331,11 @@ def echoes(body: Mapping[str, object]) -> bool:
     return bool(body.get("echo"))
 
 
-def salted(body: dict[str, object], traits: EngineTraits, client: str) -> dict[str, object]:
-    """The body for an engine that keeps prefixes, so that a client finds only its own prompts in the cache: how long
-    a prompt takes, and `cached_tokens`, would tell it the others'. vLLM alone has salts; the embedded engine keeps no
-    prefixes for several clients (`GatewaySettings.keeps_prompts`)."""
-    if not client or not (traits.keeps_prefixes and traits.reads_tags):
-        return body
-    own = body.get("cache_salt")
-    return {**body, "cache_salt": f"{client}/{own}" if isinstance(own, str) else client}
+def salted(body: Mapping[str, object], traits: EngineTraits, client: str) -> dict[str, object]:
+    """The body for an engine, so that a client finds only its own prompts and sessions there: how long a prompt
+    takes, and `cached_tokens`, would tell it the others'. vLLM alone has salts; the embedded engine keeps no prefixes
+    for several clients (`GatewaySettings.keeps_prompts`)."""
+    named = apart(body, client)
+    if client and traits.keeps_prefixes and traits.reads_tags and not isinstance(named.get("cache_salt"), str):
+        named["cache_salt"] = client
+    return named

@@ -43,7 +43,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(server, "serve", serve)
     flags = {
         "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
-        "--allow-host": "Box.lan:80",
+        "--allow-host": "Box.lan:80", "--allow-field": "vllm_xargs.theirs",
         "--model": "m", "--slots": "3", "--policy": "edf",
         "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3",
         "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
@@ -67,6 +67,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         port=8001,
         api_keys=("ours",),
         allow_hosts=("box.lan",),
+        allow_fields=("vllm_xargs.theirs",),
         insecure_no_keys=True,
         forward_xargs=True,
         can_resume=True,
@@ -96,6 +97,12 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     assert ramify("serve", "--policy", "calm-thesis", "--placement", "one-queue").status == 0
     assert seen[-1].placed is Placement.ONE_QUEUE
     assert "--placement power-of-k" in ramify("serve", "--placement-k", "3").err
+
+
+@pytest.mark.parametrize("name", ["prioritty", "request_id", "vllm_xargs", "vllm_xargs.", "vllm_xargs.slo_ttft_s"])
+def test_a_field_that_cannot_be_allowed_is_refused(ramify: Any, name: str) -> None:
+    said = ramify("serve", "--port", "0", "--allow-field", name)
+    assert said.status == 2 and repr(name) in said.err and "vllm_xargs.NAME" in said.err
 
 
 @pytest.mark.parametrize(
