@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ramify.cli.console import pass_home, run_async, say
 from ramify.cli.time_options import Seconds
@@ -267,6 +268,9 @@ def serve_command(
         raise click.UsageError("--prompt-cache would tell one client the prompts of others: give one --client-key")
     if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
         raise click.UsageError("--placement-k needs --placement power-of-k")
+    if settings.placement is Placement.POWER_OF_K and len(specs) == 1 and settings.replicas is None:
+        raise click.UsageError("--placement power-of-k is for several engines, and there is one: leave it out")
+    _check_options_have_their_engine({spec.kind.value for spec in specs})
     shown = " and ".join(spec.shown for spec in specs)
 
     def ready(url: str) -> None:
@@ -278,6 +282,33 @@ def serve_command(
         run_async(serve(settings, log=sys.stderr if log else None, ready=ready))
     except (UnknownPolicy, Exposed, ScalingError) as error:
         raise click.UsageError(str(error)) from error
+
+
+_URL, _LOCAL, _VLLM = "url", "local", "vllm"
+_FOR = {  # options that only such engines read
+    "--api-key": ("api_key", (_URL,)),
+    "--forward-tags": ("forward_tags", (_URL,)),
+    "--engine-hints": ("engine_hints", (_URL,)),
+    "--allow-field": ("allow_fields", (_URL, _VLLM)),
+    "--prompt-cache": ("prompt_cache", (_LOCAL,)),
+    "--vllm-arg": ("vllm_args", (_VLLM,)),
+    "--trace": ("trace", (_VLLM,)),
+    "--model": ("model", (_LOCAL, _VLLM)),
+    "--engine-log": ("engine_log", (_LOCAL, _VLLM)),
+    "--hang-restart": ("restart_s", (_LOCAL, _VLLM)),
+}
+
+
+def _check_options_have_their_engine(kinds: set[str]) -> None:
+    """Refuse an option of the command line that no engine here reads. A variable of the environment may be for other
+    commands. Raises UsageError."""
+    context = click.get_current_context()
+    for option, (name, engines) in _FOR.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and not kinds & set(engines):
+            named = " or ".join("engines at URLs" if kind == _URL else kind for kind in engines)
+            raise click.UsageError(
+                f"{option} is for {named}, and there is none: leave it out, or add one by --engine"
+            )
 
 
 def _replicas(text: str) -> tuple[int, int]:

@@ -211,9 +211,7 @@ class Replicas:
         others = [r for r in usable if r.index not in avoid]
         return others or self._away(avoid) or usable or [r for r in self.all if not r.parked]
 
-    def capacity(
-        self, now: float, *, can_cancel: bool = True, leaving: Mapping[int, int] = MappingProxyType({})
-    ) -> Capacity:
+    def capacity(self, now: float, *, leaving: Mapping[int, int] = MappingProxyType({})) -> Capacity:
         """All replicas that are up as one engine, in which each slot is as fast as the fastest replica's: a refusal
         must rest on what is possible, not on what is likely. `leaving`: by replica, interrupted calls that will
         leave."""
@@ -224,7 +222,7 @@ class Replicas:
             running=max(0, sum(r.running - leaving.get(r.index, 0) for r in here)),
             step=aggregate_engines(fastest.model.step, max(1.0, slots / max(1, fastest.slots))),
             can_preempt=bool(here) and all(r.traits.can_resume for r in here),
-            can_cancel=can_cancel,
+            can_cancel=True,
             queue=sum(r.queue for r in here),
         )
 
