@@ -214,8 +214,13 @@ def reuse_check_share(values: Mapping[str, str]) -> float:
         share = float(text)
     except ValueError:
         share = -1.0
+    return checked_share("RAMIFY_CHECK_REUSE", share, text)
+
+
+def checked_share(name: str, share: float, text: object) -> float:
+    """Raises `RunError`, which names the argument or variable and shows its `text`."""
     if not 0 <= share <= 1:
-        raise RunError(f"RAMIFY_CHECK_REUSE={text!r} is not a share: write a number from 0 (none) to 1 (all)")
+        raise RunError(f"{name}={text!r} is not a share: write a number from 0 (none) to 1 (all)")
     return share
 
 

@@ -301,8 +301,8 @@ def _call(
     what = f"llm.{method}() was called"
     scope, said = current_scope(what), replace(call_slo(), need=need)
     if not isinstance(scope, RunScope):
-        return read(scope.call_llm(requests, site, method, said))
-    return start_on_run_loop(what, lambda: read(scope.call_llm(requests, site, method, said)))
+        return read(scope.call_llm(requests, site, said))
+    return start_on_run_loop(what, lambda: read(scope.call_llm(requests, site, said)))
 
 
 async def _first(pending: Awaitable[list[ChatResult]]) -> ChatResult:

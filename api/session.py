@@ -24,7 +24,7 @@ from ramify.fork_engine.types import MergeStrategy, Resolver
 from ramify.new_runs import RunForks, launch_of
 from ramify.open_bucket import OpenBucket
 from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
-from ramify.resources import BackendChoice, ChosenSettings, Resources, environment, reuse_check_share
+from ramify.resources import BackendChoice, ChosenSettings, Resources, checked_share, environment, reuse_check_share
 from ramify.runtime.codec import codec
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects import ledger
@@ -68,7 +68,8 @@ class Runtime(RecordedRuns):
       URL are not stored: to resume elsewhere, name the whole address again.
     - `model`, `api_key`: for that server.
     - `llm`: a client of your own. Its address and model are stored with its runs, without secrets, so that a resume
-      without the client asks the same server.
+      without the client asks the same server. `base_url` and `model` beside it only tell its answers from those of
+      other models, where results are reused.
     - `observer`: called with every event of every run.
     - `check_reuse`: the share, from 0 to 1, of reused results that are computed again and compared; `WrongReuse` if
       they differ.
@@ -101,6 +102,8 @@ class Runtime(RecordedRuns):
         fleet: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if llm is not None and api_key is not None:
+            raise RunError("api_key= is for the server at base_url=, and the client llm= has its own: leave one out")
         self.home = paths.home(home)
         self.database = paths.database(self.home, database)
         self.last_run_id: RunId | None = None
@@ -122,6 +125,8 @@ class Runtime(RecordedRuns):
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())
         self.reuse_answers, self._bucket = reuse_answers, remote
+        if check_reuse is not None:
+            checked_share("check_reuse", check_reuse, check_reuse)
         self.check_reuse = reuse_check_share(os.environ) if check_reuse is None else check_reuse
         self._clock = clock
         self._stack = AsyncExitStack()

@@ -71,6 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="only this section; repeatable")
     parser.add_argument("--contender", action="append", help="only this one; repeatable")
     parser.add_argument("--load", action="append", type=float, help="only this load; repeatable")
+    parser.add_argument("--replicas", action="append", type=int, help="only so many engines; repeatable")
     parser.add_argument("--seeds", type=count(1), help="so many (5; 2 with --quick)")
     parser.add_argument("--seconds", type=within(1, 86_400), help="of arrivals in a replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=count(1), default=min(2, os.cpu_count() or 1))
@@ -214,12 +215,13 @@ def repetition(trace: Trace, jobs: Sequence[Job]) -> str:
 
 
 def said(asked: argparse.Namespace) -> str:
-    parts = {"--only": asked.only, "--contender": asked.contender, "--load": asked.load}
+    parts = {"--only": asked.only, "--contender": asked.contender, "--load": asked.load, "--replicas": asked.replicas}
     return " and ".join(f"{option} {', '.join(map(str, given))}" for option, given in parts.items() if given)
 
 
 def among(job: Job, asked: argparse.Namespace) -> bool:
-    return (not asked.contender or job.contender in asked.contender) and (not asked.load or job.load in asked.load)
+    given = ((asked.contender, job.contender), (asked.load, job.load), (asked.replicas, job.replicas))
+    return all(not wanted or one in wanted for wanted, one in given)
 
 
 def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Job]) -> list[Result]:

@@ -52,7 +52,10 @@ class WorldConfig(BaseModel, frozen=True):
 
 @sandboxenv(name="ramify")
 class WorldSandboxEnvironment(SandboxEnvironment):
-    """One world for each sample. Samples that start from the same folder share its import and its disk."""
+    """One world for each sample. Samples that start from the same folder share its import and its disk.
+
+    `exec` repeats no command and runs any number at once: `timeout_retry` and `concurrency` change nothing.
+    """
 
     def __init__(self, world: World, held: AsyncExitStack | None = None) -> None:
         """world: an open world, which this sandbox owns. held: what is closed after it."""

@@ -261,8 +261,8 @@ class WorldEnvironment(Environment[CommandAction, CommandObservation, State]):
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, snapshot: str | None = None, **kwargs: Any
     ) -> CommandObservation:
-        """Begin an episode where the world began, or at a snapshot that an observation named. Raises `ValueError` for
-        another snapshot."""
+        """Begin an episode where the world began, or at a snapshot that an observation named. A world has no
+        chance in it, so `seed` changes nothing. Raises `ValueError` for another snapshot."""
         if snapshot is not None:
             if (known := _kept.get(snapshot)) is None:
                 raise ValueError(

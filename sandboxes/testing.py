@@ -94,7 +94,8 @@ class ScriptedBackend:
 
 
 class ScriptedWorld:
-    """A world of the fake: a folder with a tree, and the script's answers."""
+    """A world of the fake: a folder with a tree, and the script's answers. The script sees a command's text alone:
+    the other arguments of `run` are checked as in a real world, and change nothing."""
 
     def __init__(self, backend: ScriptedBackend, folder: Path, snapshot: Snapshot) -> None:
         self._backend, self.folder, self._snapshot = backend, folder, snapshot

@@ -175,12 +175,15 @@ async def search(
     goal: stop when a finished state has this score; what is under way is cancelled.
     deadline_s: seconds; the best state so far is then the result, and what is under way is cancelled.
     concurrency: steps at a time.
-    repeat: try an action again that was tried at the same state; for environments with chance in them.
+    repeat: try an action again that was tried at the same state; for environments with chance in them. No two states
+        then count as equal.
     same: what of a history counts when two states are compared, besides the environment's own `state_key`. By default
         the environment's `history_key`, or all of it; `lambda history: None` if only the environment matters.
 
     Raises `NothingProposed`, `NoScore`, and whatever the policy raises.
     """
+    if repeat and same is not None:
+        raise SearchError("with repeat=True no two states count as the same: leave out same=")
     if width < 1 or depth < 1 or concurrency < 1:
         raise SearchError(f"width, depth and concurrency must be at least 1, not {width}, {depth}, {concurrency}")
     began = clock()

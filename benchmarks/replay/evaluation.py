@@ -12,7 +12,7 @@ from math import isnan, sqrt
 from statistics import fmean, stdev
 
 from benchmarks.replay.baselines import BASELINES, PUBLISHED
-from benchmarks.replay.baselines.contenders import ABLATED, CLAIRVOYANT, HIDDEN, OURS, REFUSING
+from benchmarks.replay.baselines.contenders import ABLATED, CLAIRVOYANT, HIDDEN, OURS, POWER_OF_K, REFUSING
 from benchmarks.replay.inputs.workload import SLOS
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.score import Score
@@ -84,7 +84,13 @@ def sections(base: Job, seeds: Sequence[int]) -> list[Section]:
         Section("ablation", of(ablated, *({"load": load} for load in TARGET_LOADS), {"load": 1.1, "slo": "tight"})),
         Section("slo-scale", of(few, *({"slo_scale": scale} for scale in SLO_SCALES))),
         Section("mix", of(few, *({"mix": mix} for mix in MIXES))),
-        Section("replicas", of(few, *({"replicas": n} for n in REPLICAS))),
+        Section(
+            "replicas",
+            (
+                *of(few, *({"replicas": n} for n in REPLICAS)),
+                *of([one.name for one in POWER_OF_K], *({"replicas": n} for n in REPLICAS[1:])),
+            ),
+        ),
         Section("poisson", of(few, {"arrivals": "poisson"})),
         Section(
             "saved",

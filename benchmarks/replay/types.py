@@ -167,6 +167,7 @@ class Contender:
     gate: Callable[[int], Gate] | None = None  # by the tokens of KV; None: every call enters at once
     retold: Callable[[Program, int, int], dict[str, XargValue]] | None = None  # by stage and place, the tags instead
     tier: TierSettings | None = None  # vLLM's CPU tier
+    placement_k: int | None = None  # before several engines, queues that a call stands in; None: one for all engines
     bring_back: bool = True  # our plug-in brings contexts back from it before their programs return
 
 

@@ -67,7 +67,6 @@ def _error_row(name: str, graphs: list[tuple[str, PatternGraph]]) -> Row:
     stages."""
     stages = int(np.clip(np.median([graph.stages for _, graph in graphs]), 4, 10))
     errors: dict[Split, list[list[float]]] = {split: [[] for _ in range(stages)] for split in Split}
-    single: list[list[float]] = [[] for _ in range(stages)]
     keys = sorted({key for key, _ in graphs})
     for fold in range(5):
         held = set(keys[fold::5])
@@ -77,15 +76,15 @@ def _error_row(name: str, graphs: list[tuple[str, PatternGraph]]) -> Row:
                 library.add(graph, 0.0)
         for key, graph in graphs:
             if key in held and graph.stages >= stages:
-                _judge(library, graph, errors, single)
+                _judge(library, graph, errors)
     curve = {split: [statistics.median(e) for e in at] for split, at in errors.items()}
-    ours, thesis = curve[Split.ACCUMULATED], [statistics.median(e) for e in single]
+    ours = curve[Split.ACCUMULATED]
     alternatives = ", ".join(
         f"{s.value} {statistics.fmean(curve[s]):.2f}" for s in Split if s is not Split.ACCUMULATED
     )
     note = (
-        f"by stages seen: {' '.join(f'{e:.2f}' for e in ours)}; the one most similar pattern: "
-        f"{' '.join(f'{e:.2f}' for e in thesis)}; mean by φ {statistics.fmean(ours):.2f}, {alternatives}; "
+        f"by stages seen: {' '.join(f'{e:.2f}' for e in ours)}; "
+        f"mean by φ {statistics.fmean(ours):.2f}, {alternatives}; "
         f"{len(errors[Split.ACCUMULATED][0])} requests"
     )
     half = stages // 2
@@ -94,27 +93,23 @@ def _error_row(name: str, graphs: list[tuple[str, PatternGraph]]) -> Row:
     return row(title, round(later, 3), "share", "falls", later < first, note, "first half", round(first, 3))
 
 
-def _judge(
-    library: Library, graph: PatternGraph, errors: dict[Split, list[list[float]]], single: list[list[float]]
-) -> None:
+def _judge(library: Library, graph: PatternGraph, errors: dict[Split, list[list[float]]]) -> None:
     stages = profiles(graph)
     done = np.cumsum([stage.seconds for stage in stages])
     if done[-1] <= 0:
         return
     matching = Matching(library)
-    for s in range(len(single)):
+    for s in range(len(errors[Split.ACCUMULATED])):
         own, before = stages[s].seconds, float(done[s] - stages[s].seconds)
         true = {
             Split.ACCUMULATED: done[s] / done[-1],
             Split.SHARE: own / done[-1],
             Split.REMAINING: own / max(1e-9, done[-1] - before),
         }
-        ours, nearest = matching.estimate(), matching.nearest()
+        ours = matching.estimate()
         assert ours is not None
-        assert nearest is not None
         for split, actual in true.items():
             errors[split][s].append(abs(ours.share(s, split) - actual) / max(1e-3, actual))
-        single[s].append(abs(nearest.share(s) - true[Split.ACCUMULATED]) / max(1e-3, true[Split.ACCUMULATED]))
         matching.extend(stages[s])
 
 

@@ -330,9 +330,7 @@ class RunScope:
     def sandbox(self) -> Sandbox | None:
         return self.step.sandbox if self.step else None
 
-    def call_llm(
-        self, requests: list[ChatRequest], site: CallSite, method: str, said: CallSLO
-    ) -> Awaitable[list[ChatResult]]:
+    def call_llm(self, requests: list[ChatRequest], site: CallSite, said: CallSLO) -> Awaitable[list[ChatResult]]:
         """Return the awaitable of one stage of model calls. Keys are taken at the call, in program order."""
         return self.run.calls.stage(requests, said=said, **self._call_place(site))
 

@@ -66,7 +66,10 @@ def slo(
         first_token: within what time the first token is needed.
         per_token: within what time each further token is needed, or the reader's time for one.
         think: within what time the model must have finished thinking; `per_token` applies after that.
-        last: these are the workflow's last calls: with a limit for tokens they are judged token by token.
+        last: these are the workflow's last calls. After them the gateway says whether the run met its deadline, and
+            vLLM with Ramify's scheduler frees the run's contexts. `first_token` and `per_token` hold with and without
+            it. The policies `calm-thesis` and `concord` with `goodput=token` then count the tokens on schedule and
+            not the whole run; `concord` by default counts runs, so it orders the calls as without `last`.
         weight: what it is worth to be in time, 1 for all others.
 
     Raises `ValueError` for a time or a weight that is not above 0.

@@ -25,9 +25,7 @@ class Scope(Protocol):
         """The sandbox of the running step; None outside a step and in a pure step."""
         ...
 
-    def call_llm(
-        self, requests: list[ChatRequest], site: CallSite, method: str, said: CallSLO
-    ) -> Awaitable[list[ChatResult]]:
+    def call_llm(self, requests: list[ChatRequest], site: CallSite, said: CallSLO) -> Awaitable[list[ChatResult]]:
         """Make one stage of model calls, all at once, of which the caller says `said` (`slo`). Calls that the
         journal holds are served from it."""
         ...

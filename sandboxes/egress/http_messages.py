@@ -95,7 +95,10 @@ async def read_line(reader: asyncio.StreamReader, longest: int, *, started: bool
     """A line with its end; b"" at the end of the stream, if nothing of a message came before. Raises `BadMessage` for
     a line that is longer."""
     try:
-        return await reader.readuntil(b"\n")
+        line = await reader.readuntil(b"\n")
+        if len(line) > longest:
+            raise BadMessage(431, "a line is too long")
+        return line
     except asyncio.LimitOverrunError:
         raise BadMessage(431, "a line is too long") from None
     except asyncio.IncompleteReadError as error:
@@ -201,7 +204,7 @@ async def _send_chunks(reader: asyncio.StreamReader, send: Callable[[bytes], Awa
     while True:
         line = await read_line(reader, LONGEST_CHUNK_LINE)
         found = _CHUNK.fullmatch(line.removesuffix(b"\n").removesuffix(b"\r"))
-        if found is None or len(line) > LONGEST_CHUNK_LINE:
+        if found is None:
             raise BadMessage(400, "a chunk's length cannot be read")
         size = int(found[1], 16)
         if not size:

@@ -7,7 +7,7 @@ a deadline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
 from ramify.serving.gateway.engine_messages import EngineMessages
+from ramify.serving.gateway.engines.engine_fields import without_unallowed_hints
 from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, salted, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -28,7 +29,7 @@ from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
 from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.gateway.sse import encode
-from ramify.serving.http_guard import Keys, shown_keys
+from ramify.serving.http_guard import REQUEST_ID, Keys, shown_keys
 from ramify.serving.pacing import PacedDelivery, Pacer
 from ramify.serving.policy.types import Finished, SloClass, StepModel
 from ramify.serving.protocol.agent_hints import AgentHints, session_headers, without_hints, written
@@ -103,9 +104,11 @@ class Gateway:
         api_keys: Sequence[str],
         keepalive_s: float | None = None,
         pace: bool = False,
+        allow_fields: Collection[str] = (),
     ) -> None:
         self.keepalive_s = keepalive_s
         self._pace = pace
+        self.allow_fields = allow_fields  # see `engine_fields`
         self._deliveries: set[PacedDelivery] = set()
         self.replicas = replicas
         self.admission = admission
@@ -322,7 +325,8 @@ class Gateway:
 
     def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:
         """The body for an engine: without our tags, or with what is left of them; its own model for "default"."""
-        plain, hints = without_hints(without_tags(body), to.traits.hints), to.traits.hints
+        hints = to.traits.hints
+        plain = without_unallowed_hints(without_hints(without_tags(body), hints), self.allow_fields)
         if hints is not None:
             plain = written(plain, hints, call.tags, None if call.sketch is None else call.sketch.quantile(0.5, 0))
         if to.alias is not None and plain.get("model", "default") == "default":
@@ -348,7 +352,8 @@ class Gateway:
 
         hints: the client's.
         """
-        return {**trace, **session_headers(to.traits.hints, call.tags, hints)}
+        named = {**trace, REQUEST_ID: f"{call.client}-{trace[REQUEST_ID]}"} if call.client else trace
+        return {**named, **session_headers(to.traits.hints, call.tags, hints)}
 
 
 def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:

@@ -47,6 +47,7 @@ class GatewaySettings:
     api_keys: tuple[str, ...] = ()  # clients must show one of them; without any, all are let in
     allow_hosts: tuple[str, ...] = ()  # more host names that clients may use
     allow_origins: tuple[str, ...] = ()  # other sites whose pages may call, as `http_guard.web_origin` has them
+    allow_fields: tuple[str, ...] = ()  # of requests, that reach beyond their own call (see `engine_fields`)
     insecure_no_keys: bool = False  # listen beyond this machine without keys
     forward_xargs: bool = False  # engines at URLs read our tags
     engine_hints: HintDialect | None = None  # engines at URLs read such hints about agents

@@ -116,6 +116,7 @@ async def start_server(
         api_keys=settings.api_keys,
         keepalive_s=settings.keepalive_s,
         pace=settings.pace,
+        allow_fields=settings.allow_fields,
     )
     gateway: Gateway = app.state.gateway
     gateway.engines = EngineMessages(sockets, _routes(replicas, sockets))

@@ -9,9 +9,9 @@ A `Matching` follows one request. Each finished stage drops the patterns with an
 and adds the stage's kernel to the similarity of the others: one operation over all patterns, however many stages came
 before. If no pattern with this prefix is left, the others come back, without credit for the stages that differ.
 
-The thesis takes the one most similar pattern (`nearest`). `estimate` takes, of the few most similar, the one whose
-remaining time is the median. That is still a request that happened, and one odd neighbour does not decide. On
-recorded agent sessions it errs less than the thesis's rule; on tool trajectories it errs more.
+The thesis takes the one most similar pattern. `estimate` takes, of the few most similar, the one whose remaining
+time is the median. That is still a request that happened, and one odd neighbour does not decide
+(docs/decisions/053).
 """
 
 from __future__ import annotations
@@ -270,16 +270,6 @@ class Matching:
         later = self._library.profiles(middle)[seen:]
         times = tuple(stage.seconds for stage in (*self._seen, *later))
         return Estimates(seen, times, _rest(later), self._similarity(middle))
-
-    def nearest(self) -> Estimates | None:
-        """The thesis's rule: the one most similar pattern, with its own times also for the stages that are done."""
-        found = self._candidates()
-        if found is None:
-            return None
-        best = int(found[np.argmax(self._score[found] if self._seen else self._library.mass[found])])
-        stages, seen = self._library.profiles(best), len(self._seen)
-        times = tuple(stage.seconds for stage in stages)
-        return Estimates(seen, times, _rest(stages[seen:]), self._similarity(best))
 
     def _similarity(self, index: int) -> float:
         return min(1.0, float(self._score[index]) / len(self._seen)) if self._seen else 0.0

@@ -175,6 +175,11 @@ class SLOTags:
         return min(said, default=None)
 
 
+def is_known_tag(name: str) -> bool:
+    """True for a key of `vllm_xargs` that is a tag."""
+    return name in _CHECKS
+
+
 def is_tag(name: str) -> bool:
     """True for a tag, a field of the thesis, and `vllm_xargs` itself."""
     return name in _CHECKS or name in _THESIS_FIELDS or name == "vllm_xargs"

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -226,3 +226,16 @@ async def test_resume_after_an_unknown_client_needs_a_server(home: Path, began_w
         Runtime(home=home, sandbox="copy", base_url=server.base_url) as runtime,
     ):
         assert await runtime.resume(run) == "it is me"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"check_reuse": 2.0}, "check_reuse=2.0 is not a share"),
+        ({"check_reuse": float("nan")}, "check_reuse=nan is not a share"),
+        ({"llm": LLMClient("http://model.test/v1"), "api_key": "k"}, "leave one out"),
+    ],
+)
+def test_an_argument_of_a_runtime_without_effect_is_refused(tmp_path: Path, given: Any, said: str) -> None:
+    with pytest.raises(RunError, match=said):
+        Runtime(home=tmp_path, **given)

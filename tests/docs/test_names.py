@@ -69,3 +69,25 @@ def test_every_decision_is_listed() -> None:
     listed = re.findall(r"^- \[(\d{3})\]\((\d{3}-[\w-]+\.md)\)", (folder / "index.md").read_text(), re.MULTILINE)
     assert {name for _, name in listed} == {page.name for page in folder.glob("[0-9]*.md")}
     assert [number for number, name in listed if not name.startswith(number)] == []
+
+
+def test_every_variable_of_the_environment_is_listed() -> None:
+    """But for those that Ramify's own processes give each other."""
+    own = {"RAMIFY_OPTIONS", "RAMIFY_REPORT", "RAMIFY_ENGINE_KEY", "RAMIFY_COMPLETE"}
+    packages = [
+        "api",
+        "compiler",
+        "fleet",
+        "fork_engine",
+        "images",
+        "integrations",
+        "runtime",
+        "sandboxes",
+        "serving",
+        "tree_search",
+        "worlds",
+    ]
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    read = {name for file in files for name in re.findall(r"RAMIFY_[A-Z_]*[A-Z]", file.read_text())}
+    listed = set(re.findall(r"`(RAMIFY_[A-Z_]+)`", (ROOT / "docs" / "reference" / "cli.md").read_text()))
+    assert read - own == listed

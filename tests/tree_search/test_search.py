@@ -256,3 +256,9 @@ async def test_errors_say_what_to_do() -> None:
         async with search(Silent(), all_digits):
             pass
     OPEN.clear()
+
+
+async def test_what_counts_as_the_same_is_refused_where_nothing_does() -> None:
+    with pytest.raises(SearchError, match="leave out same="):
+        async with search(Digits(1), all_digits, repeat=True, same=len):
+            pass

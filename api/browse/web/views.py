@@ -29,6 +29,7 @@ from ramify.browse.web.responses import (
     TokenRow,
     VariableRow,
 )
+from ramify.compiler.pass_effects import with_effect
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind
@@ -298,7 +299,7 @@ def plan_view(history: History, others: RecordedEstimates) -> PlanView:
     told = [story(op, plan, history.run, history.ops, history.llm, others) for op in plan.ops]
     effects = {step.name: step.effect.value for step in plan.steps}
     return PlanView(
-        passes=plan.passes,
+        passes=with_effect(plan, history.run.deadline_s),
         deadline_s=plan.deadline_s,
         stage_error=stage_error(plan, history.llm),
         operations=tuple(

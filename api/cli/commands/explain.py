@@ -13,6 +13,7 @@ from ramify.cli.completion import run_names
 from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pages
 from ramify.cli.errors import is_ours
 from ramify.cli.trust import need_own_home, trust_option
+from ramify.compiler.pass_effects import with_effect, without_effect
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.inspect.home import Home, require_run
 from ramify.inspect.plan_outcomes import KeptWarm, OpOutcome, kept_warm, stage_error, story
@@ -69,7 +70,8 @@ def explain_command(home: CommandHome, run: str, as_json: bool, target: str | No
     changed = what_changed(record, plan, target, None if trust_home else home)
     error = stage_error(plan, llm)
     if as_json:
-        said = {"run": record.id, "passes": list(plan.passes), "stage_error": error}
+        idle = without_effect(plan, record.deadline_s)
+        said = {"run": record.id, "passes": list(plan.passes), "without_effect": idle, "stage_error": error}
         chosen = [{**asdict(each), "regret_s": each.regret_s} for each in choices]
         operations = [asdict(s) for s in stories]
         may_conflict = {op.id: op.attrs["conflicts"] for op in plan.ops if "conflicts" in op.attrs}
@@ -98,7 +100,9 @@ def _told(
     warm: Sequence[KeptWarm],
 ) -> Iterator[str]:
     yield click.style(f"run {record.id} of {record.name}: {record.status.value}", bold=True)
-    yield f"passes: {', '.join(plan.passes) or 'none'}"
+    yield f"passes: {', '.join(with_effect(plan, record.deadline_s)) or 'none'}"
+    for name, why in without_effect(plan, record.deadline_s).items():
+        yield f"  {name}: no effect: {why}"
     yield from headed(lines(stories))
     skipped = sum(one.done == 0 for one in stories)
     snapshots = sum(one.snapshots for one in stories)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ramify.cli.console import pass_home, run_async, say
 from ramify.cli.time_options import Seconds
@@ -59,6 +60,14 @@ if TYPE_CHECKING:
     metavar="ORIGIN",
     multiple=True,
     help="Let web pages of this site call the gateway, such as http://localhost:3000 (CORS). Repeatable.",
+)
+@click.option(
+    "--allow-field",
+    "allow_fields",
+    metavar="NAME",
+    multiple=True,
+    help="Let clients send engines a field that reaches beyond their own call, such as priority, or an entry of "
+    "vllm_xargs, as in --allow-field vllm_xargs.ngram_size. Repeatable.",
 )
 @click.option(
     "--insecure-no-keys",
@@ -165,6 +174,7 @@ def serve_command(
     client_keys: tuple[str, ...],
     allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
+    allow_fields: tuple[str, ...],
     insecure_no_keys: bool,
     model: str | None,
     replicas: str | None,
@@ -201,6 +211,7 @@ def serve_command(
     """
     from ramify.serving.engine.contract import EngineSpec
     from ramify.serving.errors import Exposed, ScalingError
+    from ramify.serving.gateway.engines.engine_fields import check_allowed
     from ramify.serving.gateway.server import serve
     from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
     from ramify.serving.http_guard import stays_here, web_origin
@@ -212,6 +223,7 @@ def serve_command(
         specs = tuple(EngineSpec.parse(name) for name in named)
         allow_hosts = tuple(host_name(name) for name in allow_hosts)
         allow_origins = tuple(web_origin(name) for name in allow_origins)
+        check_allowed(allow_fields)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = GatewaySettings(
@@ -227,6 +239,7 @@ def serve_command(
         api_keys=client_keys,
         allow_hosts=allow_hosts,
         allow_origins=allow_origins,
+        allow_fields=allow_fields,
         insecure_no_keys=insecure_no_keys,
         forward_xargs=forward_tags,
         can_resume=can_resume,
@@ -255,6 +268,9 @@ def serve_command(
         raise click.UsageError("--prompt-cache would tell one client the prompts of others: give one --client-key")
     if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
         raise click.UsageError("--placement-k needs --placement power-of-k")
+    if settings.placement is Placement.POWER_OF_K and len(specs) == 1 and settings.replicas is None:
+        raise click.UsageError("--placement power-of-k is for several engines, and there is one: leave it out")
+    _check_options_have_their_engine({spec.kind.value for spec in specs})
     shown = " and ".join(spec.shown for spec in specs)
 
     def ready(url: str) -> None:
@@ -266,6 +282,33 @@ def serve_command(
         run_async(serve(settings, log=sys.stderr if log else None, ready=ready))
     except (UnknownPolicy, Exposed, ScalingError) as error:
         raise click.UsageError(str(error)) from error
+
+
+_URL, _LOCAL, _VLLM = "url", "local", "vllm"
+_FOR = {  # options that only such engines read
+    "--api-key": ("api_key", (_URL,)),
+    "--forward-tags": ("forward_tags", (_URL,)),
+    "--engine-hints": ("engine_hints", (_URL,)),
+    "--allow-field": ("allow_fields", (_URL, _VLLM)),
+    "--prompt-cache": ("prompt_cache", (_LOCAL,)),
+    "--vllm-arg": ("vllm_args", (_VLLM,)),
+    "--trace": ("trace", (_VLLM,)),
+    "--model": ("model", (_LOCAL, _VLLM)),
+    "--engine-log": ("engine_log", (_LOCAL, _VLLM)),
+    "--hang-restart": ("restart_s", (_LOCAL, _VLLM)),
+}
+
+
+def _check_options_have_their_engine(kinds: set[str]) -> None:
+    """Refuse an option of the command line that no engine here reads. A variable of the environment may be for other
+    commands. Raises UsageError."""
+    context = click.get_current_context()
+    for option, (name, engines) in _FOR.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and not kinds & set(engines):
+            named = " or ".join("engines at URLs" if kind == _URL else kind for kind in engines)
+            raise click.UsageError(
+                f"{option} is for {named}, and there is none: leave it out, or add one by --engine"
+            )
 
 
 def _replicas(text: str) -> tuple[int, int]:

@@ -113,6 +113,24 @@ ABLATED: tuple[Contender, ...] = (
         preempts=True,
     ),
 )
+# The gateway's other placement, for several engines (docs/decisions/058).
+POWER_OF_K: tuple[Contender, ...] = (
+    Contender(
+        "concord, power of 2",
+        _CONCORD,
+        ours=True,
+        about="the default with a policy and a queue for each engine; a call stands in two of them",
+        placement_k=2,
+    ),
+    Contender(
+        "calm-thesis, power of 2",
+        _CALM,
+        ours=True,
+        about="algorithm 4.1 with the thesis's placement, in the queues of two engines",
+        preempts=True,
+        placement_k=2,
+    ),
+)
 # Forms that refuse, of schedulers whose papers have no deadlines: by a call alone, as `edf-feasible`, or by the
 # plan and medians, as `edf-plan`. The published forms stay as in their papers. Also least laxity by medians, and
 # FCFS that drops after a shorter wait (docs/decisions/065).
@@ -172,7 +190,7 @@ CLAIRVOYANT = Contender(
     about="concord-oracle without a reserve, given only the programs that the LP bound serves",
 )
 CLAIRVOYANT_CAPACITY = 0.98  # share of the GPU's time that its LP may fill: effects finer than a bin need the rest
-ALL = (*BASELINES, *OURS, *ABLATED, *REFUSING, CLAIRVOYANT)
+ALL = (*BASELINES, *OURS, *ABLATED, *POWER_OF_K, *REFUSING, CLAIRVOYANT)
 
 
 def contender(name: str) -> Contender:

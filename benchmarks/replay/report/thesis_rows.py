@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.replay.baselines.contenders import POWER_OF_K
 from benchmarks.replay.evaluation import MIXES, REPLICAS, SLO_SCALES, TARGET_LOADS, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import FIGURES, Pair, Row, attainment, judged
@@ -52,6 +53,8 @@ def thesis_rows_of(table: ResultTable, base: Job) -> Iterator[Row]:
         yield from _throughput(table, base.but(contender=_REQUEST, load=load))
     for count in REPLICAS[1:]:
         yield from _best(table, base.but(contender=_REQUEST, replicas=count), f"{count} replicas", _REPLICATED)
+        for routed in POWER_OF_K:
+            yield from _placed(table, base.but(contender=routed.name, replicas=count))
     for scale in SLO_SCALES:
         if scale != 1.0:
             job = base.but(contender=_REQUEST, slo_scale=scale)
@@ -66,6 +69,15 @@ def _ratio(table: ResultTable, job: Job, rival: str, goodput: str, at: str, said
         pair = Pair.of(table, job, rival, FIGURES[goodput])
         note = f"{job.contender} {pair.ours:.3f}, {attainment(table.of_seeds(both), job)}"
         yield _reported(f"{at}: calm-thesis against {rival}, {goodput} goodput", pair, rival, note, said)
+
+
+def _placed(table: ResultTable, job: Job) -> Iterator[Row]:
+    """Compare power of K with one queue before all engines, for the same policy."""
+    rival = job.contender.partition(",")[0]
+    if table.paired(job, rival):
+        pair = Pair.of(table, job, rival, FIGURES["request"])
+        name = f"{job.replicas} engines: {job.contender}, against one queue, request goodput"
+        yield _reported(name, pair, "one queue", f"{job.contender} {pair.ours:.3f}", None)
 
 
 def _best(table: ResultTable, job: Job, at: str, said: _Said) -> Iterator[Row]:

@@ -1,4 +1,5 @@
 """`simulate_fleet`: several engines behind one queue, as in `ramify serve`, with one policy before all of them.
+Contenders with a `placement_k` have queues of their own before each engine (`routed_fleet`).
 
 A call waits at the gateway until the policy admits it, and is bound only then, to the engine with the fewest calls.
 The engines are vLLM's own schedulers and never have more calls than slots. The policy can do here what it can do in
@@ -20,9 +21,9 @@ from typing import TYPE_CHECKING
 from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.simulation.outcomes import CallInFlight, ProgramRun, call_outcome
 from benchmarks.replay.simulation.simulation import Replayed, Simulation, prompt_ids, without_cache_first
-from benchmarks.replay.types import Contender, Program, Setting, Stock
+from benchmarks.replay.types import Call, Contender, Program, Setting, Stock
 from ramify.serving.policy.cost_model import aggregate_engines
-from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, SloClass, State, View
+from ramify.serving.policy.types import Capacity, Finished, Refusal, RequestId, RequestView, SloClass, State, View
 from ramify.serving.vllm_plugin.engine_views import RequestViews
 from ramify.serving.vllm_plugin.version_adapters import SamplingLike
 
@@ -36,8 +37,12 @@ _REFRESH = 16  # a running call's view is renewed after so many tokens, as in th
 def simulate_fleet(
     programs: Sequence[Program], contender: Contender, setting: Setting, told: LengthHints, folder: Path
 ) -> Replayed:
-    """Do what `simulation.replay` does, for several engines behind one queue."""
-    kind = _Balanced if isinstance(contender.engine, Stock) else _Fleet
+    """Do what `simulation.replay` does, for several engines: behind one queue, or as `Contender.placement_k` says."""
+    kind = _Balanced if isinstance(contender.engine, Stock) else Fleet
+    if contender.placement_k is not None:
+        from benchmarks.replay.simulation.routed_fleet import RoutedFleet
+
+        kind = RoutedFleet
     return without_cache_first(programs, lambda cache: kind(programs, contender, setting, told, folder, True, cache))
 
 
@@ -47,7 +52,7 @@ class _Sampling:
 
 
 @dataclass(slots=True)
-class _WaitingCall:
+class WaitingCall:
     """A call at the gateway, with the fields that `RequestViews` reads from vLLM's requests."""
 
     request_id: str
@@ -73,8 +78,8 @@ class _WaitingCall:
 class _GatewayQueue:
     """The calls that wait and that are in an engine, by the policy's ids and by name."""
 
-    waiting: dict[RequestId, _WaitingCall] = field(default_factory=dict)
-    inside: dict[RequestId, _WaitingCall] = field(default_factory=dict)
+    waiting: dict[RequestId, WaitingCall] = field(default_factory=dict)
+    inside: dict[RequestId, WaitingCall] = field(default_factory=dict)
     ids: dict[str, RequestId] = field(default_factory=dict)
 
 
@@ -88,7 +93,7 @@ class _Balanced(Simulation):
         super()._add(number, stage, at)
 
 
-class _Fleet(Simulation):
+class Fleet(Simulation):
     def __init__(
         self,
         programs: Sequence[Program],
@@ -122,9 +127,10 @@ class _Fleet(Simulation):
             tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
             prompt = prompt_ids(call, number, place)
             limit = self._context - call.prompt
-            asked = _WaitingCall(name, at, call.prompt, limit, _Sampling(tags), prompt, call.output)
+            asked = WaitingCall(name, at, call.prompt, limit, _Sampling(tags), prompt, call.output)
             seen = self._views.add(asked)
             self._queue.waiting[seen.view.id], self._queue.ids[name] = asked, seen.view.id
+            self._join(seen.view.id, asked, _affinity(tags, call))
             self._flights[name] = CallInFlight(program, stage, place, name, _UNBOUND, at)
             course.open.add(name)
 
@@ -146,19 +152,24 @@ class _Fleet(Simulation):
             self._wake_at = float("inf") if verdict.wake_at is None else verdict.wake_at
             for id_ in verdict.admit:
                 self._bind(self._queue.waiting.pop(id_), id_, now)
-            refused = False
-            for refusal in verdict.drop:
-                if (asked := self._queue.waiting.get(refusal.id)) is not None:
-                    refused = True
-                    flight = self._flights[asked.request_id]
-                    course = self._runs[int(asked.request_id.partition(".")[0])]
-                    self._close(flight, course, None, refusal.reason)
-                    self._give_up(course)
+            refused = self._refuse(verdict.drop)
 
-    def _bind(self, asked: _WaitingCall, id_: RequestId, now: float) -> None:
-        name = asked.request_id
-        replica = min(range(len(self._engines)), key=lambda r: (self._inside[r], r))
-        engine = self._engines[replica]
+    def _refuse(self, refusals: Sequence[Refusal]) -> bool:
+        """Refuse the calls that wait, and give up their programs. Returns whether there was one."""
+        found = False
+        for refusal in refusals:
+            if (asked := self._queue.waiting.get(refusal.id)) is not None:
+                found = True
+                course = self._runs[int(asked.request_id.partition(".")[0])]
+                self._close(self._flights[asked.request_id], course, None, refusal.reason)
+                self._give_up(course)
+        return found
+
+    def _bind(self, asked: WaitingCall, id_: RequestId, now: float) -> None:
+        self._bind_at(asked, id_, min(range(len(self._engines)), key=lambda r: (self._inside[r], r)), now)
+
+    def _bind_at(self, asked: WaitingCall, id_: RequestId, replica: int, now: float) -> None:
+        name, engine = asked.request_id, self._engines[replica]
         if not self._inside[replica]:
             engine.now = max(engine.now, now)
         engine.add(name, asked.prompt, asked.answer, at=now)
@@ -187,14 +198,31 @@ class _Fleet(Simulation):
             outcome, (view, _) = course.outcomes[flight.place], left
             whole = flight.program.kind is not SloClass.LATENCY
             met = ended <= flight.program.due if whole else outcome.in_time == outcome.output
-            self._policy.observe(Finished(view, ended, met, outcome.in_time))
+            self._learn(Finished(view, ended, met, outcome.in_time), flight.replica)
+
+    def _learn(self, done: Finished, replica: int) -> None:
+        self._policy.observe(done)
+
+    def _join(self, id_: RequestId, asked: WaitingCall, affinity: str | None) -> None:
+        """A call waits from now on. `affinity`: calls with the same one share a prefix."""
 
     def _waiting(self) -> list[RequestView]:
-        return [self._views.view_of(one, State.WAITING) for one in self._queue.waiting.values()]
+        return [self._view_of(one, inside=False) for one in self._queue.waiting.values()]
 
     def _running(self) -> list[RequestView]:
-        for one in self._queue.inside.values():
-            flight = self._flights[one.request_id]
-            one.num_output_tokens = len(self._engines[flight.replica].tokens[one.request_id])
-            one.num_computed_tokens = one.num_prompt_tokens + one.num_output_tokens if one.num_output_tokens else 0
-        return [self._views.view_of(one, State.RUNNING) for one in self._queue.inside.values()]
+        return [self._view_of(one, inside=True) for one in self._queue.inside.values()]
+
+    def _view_of(self, one: WaitingCall, *, inside: bool) -> RequestView:
+        if not inside:
+            return self._views.view_of(one, State.WAITING)
+        flight = self._flights[one.request_id]
+        one.num_output_tokens = len(self._engines[flight.replica].tokens[one.request_id])
+        one.num_computed_tokens = one.num_prompt_tokens + one.num_output_tokens if one.num_output_tokens else 0
+        return self._views.view_of(one, State.RUNNING)
+
+
+def _affinity(tags: Mapping[str, object], call: Call) -> str | None:
+    """As in the gateway: a fork group, else a common prefix."""
+    if (group := tags.get("fork_group")) is not None:
+        return f"group {group}"
+    return f"prefix {call.blocks[0]}" if call.blocks else None

@@ -167,9 +167,7 @@ class NodeExecution(Caller):
             return SyncSandbox(face, self.session.portal.loop)  # type: ignore[return-value]  # the blocking face of the same
         return face
 
-    def call_llm(
-        self, requests: list[ChatRequest], site: CallSite, method: str, said: CallSLO
-    ) -> Awaitable[list[ChatResult]]:
+    def call_llm(self, requests: list[ChatRequest], site: CallSite, said: CallSLO) -> Awaitable[list[ChatResult]]:
         return PortalFuture(self.session.portal.submit(self.attempt.call_llm(requests, said)))
 
     # Before and after

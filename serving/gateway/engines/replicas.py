@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ramify.serving.gateway.dialects import Details
+from ramify.serving.gateway.engines.engine_fields import apart
 from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSample, arrived_at_once
 from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.records.calls import Call
@@ -210,9 +211,7 @@ class Replicas:
         others = [r for r in usable if r.index not in avoid]
         return others or self._away(avoid) or usable or [r for r in self.all if not r.parked]
 
-    def capacity(
-        self, now: float, *, can_cancel: bool = True, leaving: Mapping[int, int] = MappingProxyType({})
-    ) -> Capacity:
+    def capacity(self, now: float, *, leaving: Mapping[int, int] = MappingProxyType({})) -> Capacity:
         """All replicas that are up as one engine, in which each slot is as fast as the fastest replica's: a refusal
         must rest on what is possible, not on what is likely. `leaving`: by replica, interrupted calls that will
         leave."""
@@ -223,7 +222,7 @@ class Replicas:
             running=max(0, sum(r.running - leaving.get(r.index, 0) for r in here)),
             step=aggregate_engines(fastest.model.step, max(1.0, slots / max(1, fastest.slots))),
             can_preempt=bool(here) and all(r.traits.can_resume for r in here),
-            can_cancel=can_cancel,
+            can_cancel=True,
             queue=sum(r.queue for r in here),
         )
 
@@ -330,11 +329,11 @@ def echoes(body: Mapping[str, object]) -> bool:
     return bool(body.get("echo"))
 
 
-def salted(body: dict[str, object], traits: EngineTraits, client: str) -> dict[str, object]:
-    """The body for an engine that keeps prefixes, so that a client finds only its own prompts in the cache: how long
-    a prompt takes, and `cached_tokens`, would tell it the others'. vLLM alone has salts; the embedded engine keeps no
-    prefixes for several clients (`GatewaySettings.keeps_prompts`)."""
-    if not client or not (traits.keeps_prefixes and traits.reads_tags):
-        return body
-    own = body.get("cache_salt")
-    return {**body, "cache_salt": f"{client}/{own}" if isinstance(own, str) else client}
+def salted(body: Mapping[str, object], traits: EngineTraits, client: str) -> dict[str, object]:
+    """The body for an engine, so that a client finds only its own prompts and sessions there: how long a prompt
+    takes, and `cached_tokens`, would tell it the others'. vLLM alone has salts; the embedded engine keeps no prefixes
+    for several clients (`GatewaySettings.keeps_prompts`)."""
+    named = apart(body, client)
+    if client and traits.keeps_prefixes and traits.reads_tags and not isinstance(named.get("cache_salt"), str):
+        named["cache_salt"] = client
+    return named

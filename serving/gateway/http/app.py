@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -58,6 +58,7 @@ def create_gateway(
     whole_s: float = WHOLE_S,
     keepalive_s: float | None = None,
     pace: bool = False,
+    allow_fields: Collection[str] = (),
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -68,6 +69,8 @@ def create_gateway(
     forward_xargs: the engine reads our tags (`traits.reads_tags` of a replica). Otherwise tags are removed, because
         most servers refuse unknown fields.
     keepalive_s: a stream gets a comment after so many seconds without a byte; None: it never does.
+    allow_fields: fields of requests that clients may send to engines although they reach beyond their own call
+        (`engine_fields`).
     pace: give the tokens of calls of the class `stream` out at their readers' pace (`Gateway.delivery`).
     hang_s, whole_s: seconds of silence allowed on a stream, and before a whole answer (see `Upstream`).
     """
@@ -87,7 +90,7 @@ def create_gateway(
         admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
     else:
         admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
-    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s, pace)
+    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys, keepalive_s, pace, allow_fields)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -36,6 +36,7 @@ from ramify.serving.gateway.engines.constraint_checks import (
     constraint_field,
     requires_tool_call,
 )
+from ramify.serving.gateway.engines.engine_fields import check_fields
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, limited
 from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -165,6 +166,7 @@ class Endpoint:
             for_engine = at_engine(self._api, llama_cpp=llama_cpp).request(asked)
             if llama_cpp:
                 check_cost(for_engine)  # a translated pattern has more alternatives than the client's
+            check_fields(asked, self._gateway.allow_fields, reads_any=not llama_cpp)
             # An engine would count the tokens of a prompt that is far too long while the call holds its slot.
             check_prompt_length(for_engine, self._gateway.replicas.most_characters)
         except ApiError as error:

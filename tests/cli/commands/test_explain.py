@@ -50,6 +50,11 @@ def test_plan_is_compared_with_what_happened(ramify: Any, tmp_path: Path, worksp
     nothing: dict[str, object] = {"known": True, "why": "", "workflow": False, "steps": [], "ops": []}
     assert said.json["changed"] == nothing | {"parts": [], "readers": {}}
     text = ramify("explain").out
+    assert said.json["without_effect"].keys() <= set(said.json["passes"])
+    for name, why in said.json["without_effect"].items():
+        assert f"  {name}: no effect: {why}" in text
+        assert name not in text.split("passes: ")[1].splitlines()[0]
+    assert "lookahead" in text.split("passes: ")[1].splitlines()[0]
     assert "break.unseen" in text
     assert "skipped" in text
     assert "the workflow, its steps and what they use are unchanged since the plan was compiled" in text

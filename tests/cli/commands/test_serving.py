@@ -34,6 +34,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     from ramify.serving.engine.contract import EngineSpec
     from ramify.serving.gateway import server
     from ramify.serving.gateway.settings import GatewaySettings, Placement
+    from ramify.serving.protocol.agent_hints import HintDialect
 
     seen: list[GatewaySettings] = []
 
@@ -43,23 +44,32 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(server, "serve", serve)
     flags = {
         "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
-        "--allow-host": "Box.lan:80",
+        "--allow-host": "Box.lan:80", "--allow-field": "vllm_xargs.theirs",
         "--model": "m", "--slots": "3", "--policy": "edf",
         "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3",
         "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
         "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
     }  # fmt: skip
     words = [word for pair in flags.items() for word in pair]
+    more = ("--engine", "local", "--engine", "http://127.0.0.1:9/v1", "--engine-hints", "dynamo")
     assert (
         ramify(
-            "serve", *words, "--forward-tags", "--resume", "--prompt-cache", "--no-analyzer", "--insecure-no-keys"
+            "serve",
+            *words,
+            *more,
+            "--forward-tags",
+            "--resume",
+            "--prompt-cache",
+            "--no-analyzer",
+            "--insecure-no-keys",
         ).status
         == 0
     )
     (settings,) = seen
     assert settings == GatewaySettings(
         home=settings.home,
-        engines=(EngineSpec.parse("vllm"),),
+        engines=tuple(map(EngineSpec.parse, ("vllm", "local", "http://127.0.0.1:9/v1"))),
+        engine_hints=HintDialect.DYNAMO,
         upstream_key="theirs",
         model="m",
         slots=3,
@@ -67,6 +77,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         port=8001,
         api_keys=("ours",),
         allow_hosts=("box.lan",),
+        allow_fields=("vllm_xargs.theirs",),
         insecure_no_keys=True,
         forward_xargs=True,
         can_resume=True,
@@ -96,6 +107,44 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     assert ramify("serve", "--policy", "calm-thesis", "--placement", "one-queue").status == 0
     assert seen[-1].placed is Placement.ONE_QUEUE
     assert "--placement power-of-k" in ramify("serve", "--placement-k", "3").err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--api-key", "k"), "engines at URLs"),
+        (("--forward-tags",), "engines at URLs"),
+        (("--engine-hints", "vllm"), "engines at URLs"),
+        (("--allow-field", "priority"), "engines at URLs or vllm"),
+        (("--vllm-arg=--x",), "vllm"),
+        (("--trace", "t.jsonl"), "vllm"),
+        (("--engine", "vllm", "--prompt-cache"), "local"),
+        (("--base-url", "http://127.0.0.1:9/v1", "--model", "m"), "local or vllm"),
+        (("--base-url", "http://127.0.0.1:9/v1", "--engine-log", "l"), "local or vllm"),
+        (("--base-url", "http://127.0.0.1:9/v1", "--hang-restart", "9"), "local or vllm"),
+        (("--placement", "power-of-k"), "several engines"),
+    ],
+)
+def test_an_option_that_no_engine_reads_is_refused(ramify: Any, words: tuple[str, ...], named: str) -> None:
+    said = ramify("serve", "--port", "0", *words)
+    assert said.status == 2 and f"is for {named}, and there is" in said.err
+
+
+def test_a_key_in_the_environment_is_for_other_commands_too(ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramify.serving.gateway import server
+
+    async def serve(settings: object, **_: object) -> None:
+        pass
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setenv("RAMIFY_API_KEY", "theirs")
+    assert ramify("serve").status == 0
+
+
+@pytest.mark.parametrize("name", ["prioritty", "request_id", "vllm_xargs", "vllm_xargs.", "vllm_xargs.slo_ttft_s"])
+def test_a_field_that_cannot_be_allowed_is_refused(ramify: Any, name: str) -> None:
+    said = ramify("serve", "--port", "0", "--allow-field", name)
+    assert said.status == 2 and repr(name) in said.err and "vllm_xargs.NAME" in said.err
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,17 @@ def test_the_choice_meets_the_budget_or_evicts_all_candidates(
     )
 
 
+def test_in_a_linear_run_a_budget_frees_no_files_only_processes() -> None:
+    """The last state stands on the layers of all others."""
+    states = [SnapshotId(str(number)) for number in range(5)]
+    layers = {state: [f"layer {at}" for at in range(number + 1)] for number, state in enumerate(states)}
+    alive = LiveStates({states[0], states[-1]}, {state: Candidate(state, states[0], 1.0) for state in states[1:-1]})
+    sizes = dict.fromkeys(layers[states[-1]], 100) | {"process image": 7}
+    assert choose(alive, layers, sizes, 0) == []
+    (gone,) = choose(alive, {**layers, states[2]: [*layers[states[2]], "process image"]}, sizes, 0)
+    assert (gone.id, gone.frees) == (states[2], 7)
+
+
 def test_the_cheapest_state_per_byte_is_evicted_first() -> None:
     cheap, dear, base = (SnapshotId(name) for name in ("cheap", "dear", "base"))
     layers = {base: ["0"], cheap: ["0", "1"], dear: ["0", "2"]}

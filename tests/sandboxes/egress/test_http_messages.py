@@ -21,6 +21,15 @@ async def request(head: bytes) -> http.Request:
     return http.parse_request(await http.read_head(reader(head)))
 
 
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_line_longer_than_it_may_be_is_refused_whatever_the_buffer_holds(ends: bool) -> None:
+    line = b"x" * 5000 + b"\n" * ends
+    with pytest.raises((BadMessage, asyncio.IncompleteReadError)) as refused:
+        await http.read_line(reader(line), 4096)
+    assert isinstance(refused.value, BadMessage) is ends
+    assert await http.read_line(reader(line[:4000] + b"\n"), 4096)
+
+
 START = b"POST http://a.test/ HTTP/1.1\r\n"
 
 

@@ -155,9 +155,7 @@ def test_other_tool_excludes_a_pattern() -> None:
     estimates = matching.estimate()
     assert estimates is not None
     assert len(estimates.rest) == 3
-    nearest = matching.nearest()
-    assert nearest is not None
-    assert nearest.stages == 5
+    assert estimates.stages == 5
 
 
 def test_unseen_prefix_gets_an_estimate_without_similarity() -> None:
@@ -171,7 +169,6 @@ def test_unseen_prefix_gets_an_estimate_without_similarity() -> None:
 
 def test_without_history_there_is_no_estimate() -> None:
     assert Matching(Library()).estimate() is None
-    assert Matching(Library()).nearest() is None
 
 
 def test_matching_follows_library_changes() -> None:
@@ -185,7 +182,7 @@ def test_matching_follows_library_changes() -> None:
     fresh = Matching(library)
     fresh.extend(stages[0])
     fresh.extend(stages[1])
-    after, expected = matching.nearest(), fresh.nearest()
+    after, expected = matching.estimate(), fresh.estimate()
     assert before is not None
     assert after is not None
     assert after == expected

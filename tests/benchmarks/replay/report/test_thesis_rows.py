@@ -54,5 +54,15 @@ def test_oracle_throughput_replicas_limits_and_mixes_have_rows() -> None:
     assert mixed["ours"] == pytest.approx(1.8) and "1.8 x" in mixed["note"]
 
 
+def test_power_of_k_is_compared_with_one_queue_for_the_same_policy() -> None:
+    levels = {"concord": 0.8, "concord, power of 2": 0.6, "calm-thesis": 0.5, "calm-thesis, power of 2": 0.55}
+    found = rows({but(name, replicas=2): level for name, level in levels.items()})
+    ours = found["2 engines: concord, power of 2, against one queue, request goodput"]
+    assert ours["ours"] == pytest.approx(0.75) and ours["peer"] == "one queue"
+    assert found["2 engines: calm-thesis, power of 2, against one queue, request goodput"]["ours"] == pytest.approx(
+        1.1
+    )
+
+
 def test_without_results_there_are_no_rows() -> None:
     assert rows({but("concord"): 0.9, but("calm-thesis", load=1.6): 0.2}) == {}

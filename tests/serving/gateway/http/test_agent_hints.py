@@ -39,7 +39,7 @@ async def test_an_engine_that_reads_no_hints_gets_none(stream: bool) -> None:
 
 async def test_dynamo_gets_its_hints_and_the_session() -> None:
     body, headers = await sent(EngineTraits(hints=HintDialect.DYNAMO))
-    assert body["nvext"] == HINTS["nvext"] and "agent_hint" not in body
+    assert body["nvext"] == {"agent_hints": {"osl": 9}} and "agent_hint" not in body, "and no precedence"
     assert headers == {"x-dynamo-session-id": "session mine"}
 
 

@@ -111,7 +111,7 @@ async def test_nonsense_token_counts_do_not_lose_an_answer(tokens: object, strea
 async def test_tags_are_removed_and_everything_else_passes() -> None:
     model = ScriptedModel(lambda _: "ok")
     asked = {"messages": MESSAGES, "deadline": 9, "tools": [{"x": 1}], "vllm_xargs": {"compound_id": "r", "kv": 1}}
-    async with client_of(gateway(model)) as client:
+    async with client_of(gateway(model, allow_fields=["vllm_xargs.kv"])) as client:
         await client.post("/chat/completions", json=asked)
     assert model.calls[0].body == {"messages": MESSAGES, "tools": [{"x": 1}], "vllm_xargs": {"kv": 1}}
 
@@ -119,7 +119,7 @@ async def test_tags_are_removed_and_everything_else_passes() -> None:
 async def test_engine_that_reads_tags_gets_remaining_times() -> None:
     now = [100.0]
     model = ScriptedModel(lambda _: "ok")
-    app = gateway(model, forward_xargs=True, clock=lambda: now[0])
+    app = gateway(model, forward_xargs=True, clock=lambda: now[0], allow_fields=["vllm_xargs.kv"])
     tags = {"slo_deadline_s": 9, "compound_id": "r", "compound_deadline_s": 20}
     async with client_of(app) as client:
         await client.post("/chat/completions", json={"messages": MESSAGES, "vllm_xargs": {**tags, "kv": 1}})

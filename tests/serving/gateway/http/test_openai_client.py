@@ -60,7 +60,7 @@ async def test_every_endpoint_whole_and_streamed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_endpoint_passes_tags_to_an_engine_that_reads_them(tmp_path: Path, stream: bool) -> None:
     model = ScriptedModel(lambda _: "ok")
-    async with served(model, tmp_path, forward_xargs=True) as client:
+    async with served(model, tmp_path, forward_xargs=True, allow_fields=("vllm_xargs.theirs",)) as client:
         extra = {"deadline": 3000.0, "vllm_xargs": {"compound_id": "run", "compound_stage": 1, "theirs": "kept"}}
         for create in (
             client.chat.completions.create(model="m", messages=ASK, stream=stream, extra_body=extra),
