@@ -1,4 +1,4 @@
-"""The pace of a full batch if the KV, and not the slots, limits how many calls run at once."""
+"""The pace of a full batch if the KV, and not the slots, limits how many calls run at once; what a call is worth."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ramify.serving.policy.concord.policy import Concord
-from ramify.serving.policy.cost_model import pace_of
-from ramify.serving.policy.types import Capacity, SloClass, View
-from tests.serving.policy.views import NOW, running, view
+from ramify.serving.policy.cost_model import Goodput, pace_of, worth
+from ramify.serving.policy.registry import make_policy
+from ramify.serving.policy.types import Capacity, CompoundView, SloClass, View
+from tests.serving.policy.views import NOW, capacity, running, view
 
 LONG = 100_000  # tokens of context of an agent's call
 
@@ -33,3 +34,30 @@ def test_a_batch_that_the_kv_cannot_hold_refuses_nobody() -> None:
         capacity = Capacity(slots=64, running=2, kv_free=kv_free)
         refused.append([one.id for one in Concord().decide(View(capacity, [call], busy), NOW).drop])
     assert refused == [[1], []]
+
+
+@pytest.mark.parametrize("goodput", list(Goodput))
+def test_the_last_calls_of_a_workflow_count_by_token_only_where_tokens_count(goodput: Goodput) -> None:
+    """As `ramify.slo(last=True)` says. They have limits for tokens."""
+
+    def worths(last: bool) -> tuple[float, ...]:
+        call = view(1, SloClass.COMPOUND, compound=CompoundView("run", 1, last=last), ttft=NOW + 1, tbt=0.1)
+        return worth(goodput, call, 50.0), worth(goodput, replace(call, ttft=None, tbt=None), 50.0)
+
+    limited, unlimited = worths(last=True)
+    assert worths(last=False) == (unlimited, unlimited)
+    assert (limited == unlimited) is (goodput is not Goodput.TOKEN)
+
+
+def test_concord_orders_last_calls_as_others_unless_it_counts_tokens() -> None:
+    def order(last: bool, goodput: str) -> tuple[int, ...]:
+        due = NOW + 1.2  # too little time for both: the one that is worth more comes first
+        one, two = CompoundView("one", 1, last=last, deadline=due), CompoundView("two", 1, deadline=due)
+        calls = [
+            view(1, SloClass.COMPOUND, compound=one, tbt=1.0, prompt_tokens=150),
+            view(2, SloClass.COMPOUND, compound=two, tbt=1.0),
+        ]
+        return make_policy("concord", goodput=goodput, refuse=False).decide(View(capacity(1), calls), NOW).order
+
+    assert order(True, "workflow") == order(False, "workflow") == (2, 1)
+    assert (order(False, "token"), order(True, "token")) == ((1, 2), (2, 1))
