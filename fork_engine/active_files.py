@@ -7,8 +7,10 @@ What a command has to be started for, such as a Makefile or a test, is none of t
 
 from __future__ import annotations
 
+import functools
 import re
 import stat
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,67 +23,132 @@ EDITOR = "an editor runs what it names"
 AGENT = "a coding agent runs what it names"
 
 _NAMES = {
-    **dict.fromkeys((".envrc", ".autoenv", ".autoenv.zsh", ".mise", ".rtx.toml", ".rvmrc", ".shadowenv.d"), SHELL),
-    **dict.fromkeys(
-        (
-            ".vscode", ".idea", ".zed", ".fleet", ".helix", ".nova", ".devcontainer", ".devcontainer.json",
-            ".vimrc", "_vimrc", ".exrc", ".nvimrc", ".nvim.lua", ".lvimrc", ".local.vimrc", ".lazy.lua",
-            ".dir-locals.el", ".dir-locals-2.el",
-        ),
-        EDITOR,
-    ),
-    **dict.fromkeys(
-        (
-            ".cursor", ".claude", ".codex", ".gemini", ".mcp.json", ".opencode", "opencode.json", "opencode.jsonc",
-            ".roo", ".kiro", ".qwen", ".amazonq", ".windsurf", ".kilocode", ".trae", ".factory", ".continue",
-            ".aider.conf.yml", ".crush.json", "crush.json",
-        ),
-        AGENT,
-    ),
-    **dict.fromkeys((".husky", ".githooks"), GIT),
-}  # fmt: skip
+    name: why
+    for why, names in {
+        SHELL: """
+            .envrc .env .env.leave .autoenv .autoenv.zsh .autoenv_leave.zsh .mise .rtx.toml .tool-versions .rvmrc
+            .shadowenv.d
+        """,
+        EDITOR: """
+            .vscode .vs .idea .zed .fleet .helix .nova .lapce .theia .devcontainer .devcontainer.json .vimrc _vimrc
+            .exrc .nvimrc .nvim.lua .lvimrc .local.vimrc .lazy.lua .ycm_extra_conf.py .neoconf.json .dir-locals.el
+            .dir-locals-2.el .externaltoolbuilders .kateproject .kateproject.local hie.yaml .hie-bios .merlin
+            .luarc.json .luarc.jsonc omnisharp.json .rprofile .renviron .rdata
+        """,
+        AGENT: """
+            .cursor .claude .codex .gemini .mcp.json .opencode opencode.json opencode.jsonc .roo .kiro .qwen .amazonq
+            .windsurf .kilocode .trae .factory .continue .aider.conf.yml .crush.json crush.json .agents .amp .augment
+            .cline .clinerules .codebuddy .copilot .goose .grok .iflow .junie .openhands .pi .qoder .rovodev .vibe
+            .warp .zencoder
+        """,
+        GIT: """
+            .husky .githooks .git-hooks .pre-commit-config.yaml prek.toml .overcommit.yml .lefthook .lefthook-local
+        """,
+        "Fossil runs what it names": ".fslckout _fossil_",
+        "Perforce runs what it names": ".p4config p4config.txt",
+    }.items()
+    for name in names.split()
+}
 """Names of files, and of folders with all that is in them."""
-_SUFFIXES = {".code-workspace": EDITOR}
-_MISE = re.compile(r"(?:^|/)(?:\.?mise(?:\.[^/]+)?\.toml|\.config/mise/.+|mise/(?:config[^/]*\.toml|conf\.d/.+))$")
-"""The places where mise looks for its configuration: https://mise.jdx.dev/configuration.html."""
+_OF_EDITORS = (".code-workspace", ".sublime-project", ".sublime-workspace", ".ipr", ".iws", ".run.xml")
+_PLACES = tuple(
+    (word, re.compile(rf"(?:^|/)(?:{place})"), why)
+    for word, place, why in (
+        # where mise looks for its configuration: https://mise.jdx.dev/configuration.html
+        (
+            "mise",
+            r"\.?mise(?:rc)?(?:\.[^/]+)?\.toml$|\.config/mise/.|mise/(?:config[^/]*\.toml$|conf\.d/.)",
+            SHELL,
+        ),
+        ("coc-settings", r"\.vim/coc-settings\.json$", EDITOR),
+        (".github", r"\.github/(?:(?:hooks|copilot|agents|extensions)/.|mcp\.json$)", AGENT),
+        ("lefthook", r"\.?lefthook(?:-local)?\.(?:ya?ml|toml|jsonc?)$", GIT),
+        ("cvs", r"cvs/root$", "CVS runs what it names"),
+    )
+)
+"""Places below any folder, each with a word that is in all of its paths."""
 _METADATA = {
     ".hg": ("Mercurial", ("hgrc", "hgrc-not-shared", "sharedpath")),
     ".sl": ("Sapling", ("config", "hgrc", "sharedpath")),
     ".jj": ("Jujutsu", ("config.toml", "repo")),
-    "_darcs": ("Darcs", ("defaults",)),
+    "_darcs": ("Darcs", ("defaults", "prefs")),
     ".pijul": ("Pijul", ("config",)),
+    ".bzr": ("Breezy", ("branch.conf", "location")),
 }
 """Folders of version control: whose they are, and the names in them of what runs commands or leads to another such
-folder. A file or link in the place of the folder leads elsewhere, too."""
-_GIT_NAMES = ("config", "config.worktree", "hooks", "commondir")
+folder. A file in the place of the folder, and a link there or inside, lead elsewhere, too."""
+_GIT_NAMES = ("config", "config.worktree", "hooks", "commondir", "rebase-merge")
 _GIT_DATA = ("refs", "logs", "objects")  # hold names that others chose
 SET_ID = "it had the rights of its owner (set-uid, set-gid)"
 
 
-def reason(path: str, holds: Callable[[str], bool]) -> str:
-    """Why a file or link at the path would act on entry; "" if it would not. `holds`: whether another path exists."""
-    parts = path.casefold().split("/")
+def reason(path: str, holds: Callable[[str], bool], *, link: bool = False) -> str:
+    """Why a file or link at the path would act on entry; "" if it would not.
+
+    holds: whether another path exists. link: whether a symbolic link is at the path.
+    """
+    given = path.split("/")
+    path = spelled(path)
+    parts = path.split("/")
     for part in parts:
         if part in _NAMES:
             return _NAMES[part]
-    if name := next((suffix for suffix in _SUFFIXES if parts[-1].endswith(suffix)), ""):
-        return _SUFFIXES[name]
-    if _MISE.search("/".join(parts)):
-        return SHELL
+    if path.endswith(_OF_EDITORS):
+        return EDITOR
+    for word, place, why in _PLACES:
+        if word in path and place.search(path):
+            return why
     for folder, (program, names) in _METADATA.items():
-        if parts[-1] == folder or (folder in parts and parts[-1] in names):
+        if parts[-1] == folder or (folder in parts and (link or parts[-1] in names)):
             return f"{program} runs what it names"
-    return GIT if _acts_in_git(path, parts, holds) else ""
+    return GIT if _acts_in_git(given, parts, holds, link) else ""
 
 
-def _acts_in_git(path: str, parts: list[str], holds: Callable[[str], bool]) -> bool:
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""The characters that Unicode lets programs ignore (Default_Ignorable_Code_Point)."""
+_DROPPED = re.compile(r"(?::[^/]*|[. ]+)(?=/|$)")
+_SHORT = re.compile(r"(?:^|(?<=/))([^/~]{1,6})~[1-9](\.[^/]{1,3})?(?=/|$)")
+
+
+def spelled(path: str) -> str:
+    """Return a path as the file system may understand it that it is written to.
+
+    Case is ignored by many. ext4 with `casefold` and HFS+ also ignore invisible characters and how a letter is
+    composed. NTFS drops dots and blanks at the end of a name, reads what follows a colon as a stream of the file, and
+    knows most files by a short name as well (`git~1`).
+    """
+    if not path.isascii():
+        path = _INVISIBLE.sub("", unicodedata.normalize("NFC", path))
+    path = path.casefold()
+    if ":" in path or " " in path or "./" in path or path.endswith("."):
+        path = _DROPPED.sub("", path)
+    return _SHORT.sub(_long_name, path) if "~" in path else path
+
+
+def _long_name(found: re.Match[str]) -> str:
+    return _SHORT_NAMES.get((found[1], found[2] or ""), found[0])
+
+
+def _short_name(name: str) -> tuple[str, str]:
+    """Return how NTFS's short name of a file begins, and its suffix."""
+    stem, dot, suffix = name.lstrip(".").rpartition(".")
+    return (stem if dot else suffix).replace(".", "")[:6], f".{suffix[:3]}" if dot else ""
+
+
+_SHORT_NAMES = {_short_name(name): name for name in (".git", "mise.toml", "lefthook.yml", *_NAMES, *_METADATA)}
+
+
+def _acts_in_git(given: list[str], parts: list[str], holds: Callable[[str], bool], link: bool) -> bool:
     if parts[-1] == ".git":
         return True  # a file or link in place of the folder leads git elsewhere
     if ".git" in parts:
         inside = parts[parts.index(".git") + 1 :]
-        return inside[0] not in _GIT_DATA and any(part in _GIT_NAMES for part in inside)
-    real = path.split("/")
-    above = ["/".join(real[:at]) for at, part in enumerate(parts) if part in _GIT_NAMES]
+        # git writes through links: one in place of a log would have it write to any file of the user's
+        return link or (inside[0] not in _GIT_DATA and any(part in _GIT_NAMES for part in inside))
+    above = ["/".join(given[:at]) for at, part in enumerate(parts) if part in _GIT_NAMES]
     return any(_is_bare_repository(f"{folder}/" if folder else "", holds) for folder in above)
 
 
@@ -97,14 +164,16 @@ def without_active_files(view: View) -> tuple[View, tuple[Withheld, ...]]:
     """
     changes: dict[str, LocatedEntry | None] = {}
     withheld: list[Withheld] = []
+    changed = functools.cache(lambda: {spelled(path) for path, found in view.delta.items() if found is not None})
     for path in sorted(view.delta):
         found = view.delta[path]
-        if found is None or found.entry.kind not in (EntryKind.FILE, EntryKind.SYMLINK):
+        if found is None or found.entry.kind is EntryKind.DIR:
             continue
         own = view.base.entries.get(path)
         if own is not None and _same(own, found.entry):
             continue
-        if why := reason(path, view.__contains__):
+        link = found.entry.kind is EntryKind.SYMLINK
+        if why := reason(path, lambda other: other in view or spelled(other) in changed(), link=link):
             withheld.append(Withheld(path, why))
             keeps = own is not None and own.kind is not EntryKind.DIR
             changes[path] = LocatedEntry(own, view.base.layer_of(path)) if own is not None and keeps else None

@@ -23,7 +23,8 @@ import json
 import math
 import re
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -119,6 +120,28 @@ class Encoder:
             return value if value.isascii() else self._str(value)
         write = WRITERS.get(kind)
         return write(self, value, where) if write is not None else self._object(value, where)
+
+    def can_store(self, value: object, where: str) -> bool:
+        """Whether a part of the value can be stored."""
+        lifts, self.lifts = self.lifts, False  # what is encoded here is in no text
+        try:
+            self.part(value, where)
+        except NotSerialisable:
+            return False
+        finally:
+            self.lifts = lifts
+        return True
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Forget the long bytes of a part that is refused: no mark stands for them, so a string of the user's that
+        reads like a mark would be taken for one."""
+        lifted = len(self.lifted)
+        try:
+            yield
+        except BaseException:
+            del self.lifted[lifted:]
+            raise
 
     def _str(self, value: str, _: str = "") -> Any:
         if len(value) > PIECE and is_shorter_in_unicode(value):
@@ -339,7 +362,8 @@ class Encoder:
         kept = {}
         for name, one in cached.items():
             try:
-                kept[name] = self.part(one, f"{where}.{name}")
+                with self._trying():
+                    kept[name] = self.part(one, f"{where}.{name}")
             except Exception:  # noqa: BLE001  a cached value may be of any class: it is computed again when it is read
                 continue
         self._caching.discard(id(value))
@@ -348,7 +372,8 @@ class Encoder:
     def _model(self, cls: Any, value: Any, where: str) -> Any:
         ref = ref_of(cls, where)
         try:
-            return self._model_state(cls, value, where, ref)
+            with self._trying():
+                return self._model_state(cls, value, where, ref)
         except NotSerialisable as refused:
             if (by_itself := model_json(cls, value)) is None:
                 raise

@@ -19,6 +19,7 @@ class Encodes(Protocol):
     unsure: bool
 
     def part(self, value: Any, where: str) -> Any: ...
+    def can_store(self, value: object, where: str) -> bool: ...
 
 
 class Decodes(Protocol):
@@ -32,11 +33,8 @@ def encode_error(encoder: Encodes, value: BaseException, where: str) -> Any:
     args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # OSError.args has no file names
     state = {name: v for name, v in vars(value).items() if name not in SET_BY_RUNTIME}
     slots = _slots_of_error(value)
-    if "obj" in slots and isinstance(value, AttributeError):  # the object may be of any type
-        try:
-            encoder.part(slots["obj"], where)
-        except NotSerialisable:
-            del slots["obj"]
+    if isinstance(value, AttributeError) and "obj" in slots and not encoder.can_store(slots["obj"], where):
+        del slots["obj"]  # it may be of any type
     parts = [args, state, slots, *([] if value.__cause__ is None else [value.__cause__])]
     kept = {TAG: "error", "t": ref_of(type(value), where), "v": [encoder.part(one, where) for one in parts]}
     return kept | _aside(encoder, value, where)

@@ -4,7 +4,7 @@ predecessor. SQLite gets a text of many megabytes in pieces: it would copy the w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
@@ -54,17 +54,28 @@ class RecentTexts:
         self._runs.pop(run, None)
 
 
-def in_rows(texts: Mapping[Digest, Packed], *, pieces: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rows of texts, in the order of their names, so that two writers of the same texts do not deadlock.
+def are_long(texts: Mapping[Digest, Packed]) -> bool:
+    """Whether one of the texts is written in pieces."""
+    return any(len(one.text) > PIECE for one in texts.values())
 
-    `pieces`: write a long text as several rows.
+
+def in_rows(texts: Mapping[Digest, Packed]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of texts, in the order of their names, so that two writers of the same texts do not deadlock."""
+    return (_row(name, texts[name]) for name in sorted(texts))
+
+
+def put_in_pieces(texts: Mapping[Digest, Packed], insert: Callable[[dict[str, Any]], bool]) -> None:
+    """Write texts, long ones as several rows. `insert`: writes a row unless it is there, and returns whether it did.
+
+    The row of a whole text comes first. If it is there, in whatever form, nothing refers to further pieces.
     """
-    for name in sorted(texts):
-        packed = texts[name]
-        if pieces and packed.base is None and len(packed.text) > PIECE:
-            yield from (_row(part, piece) for part, piece in packed_in_pieces(packed.text))
-        else:
-            yield _row(name, packed)
+    for row in in_rows(texts):
+        if len(row["text"]) <= PIECE:
+            insert(row)
+            continue
+        for name, piece in packed_in_pieces(row["text"]):
+            if not insert(_row(name, piece)):
+                break
 
 
 def _row(name: Digest, packed: Packed) -> dict[str, Any]:

@@ -105,9 +105,11 @@ def write_to_file(
     with transaction(connection) as commit, driver_errors(connection):
         if tokens and len(own.execute(*leases.fence(owner, tokens)).fetchall()) < len(tokens):
             raise Refused
-        if batch.texts:
-            rows_of_texts = blobs.in_rows(batch.texts, pieces=True)
-            own.executemany(_insert(tables.blobs, 1, "?", _ONCE), map(_stored_text, rows_of_texts))
+        new = _insert(tables.blobs, 1, "?", _ONCE)
+        if blobs.are_long(batch.texts):
+            blobs.put_in_pieces(batch.texts, lambda row: own.execute(new, _stored_text(row)).rowcount == 1)
+        elif batch.texts:
+            own.executemany(new, map(_stored_text, blobs.in_rows(batch.texts)))
         for table, rows in batch.rows:
             for some in _pieces(_each(table, rows)):
                 own.execute(_insert(table, len(some), "?"), tuple(chain.from_iterable(some)))
@@ -168,7 +170,7 @@ def write_to_server(
         if held:
             values.append(owner.writer)
             values += [value for pair in held.items() for value in pair]
-    values += [value for row in blobs.in_rows(batch.texts, pieces=False) for value in _stored_text(row)]
+    values += [value for row in blobs.in_rows(batch.texts) for value in _stored_text(row)]
     values += [value for table, rows in batch.rows for row in _each(table, rows) for value in row]
     values += [value for run, at in batch.touched.items() for value in (run, *at)]
     values += [value for run, end in batch.ended.items() for value in (run, *end)]

@@ -24,7 +24,7 @@ from ramify.runtime.records import (
     RunUpdate,
 )
 from ramify.runtime.store import blobs, rows, tables
-from ramify.runtime.store.stored_texts import PIECE, Packed
+from ramify.runtime.store.stored_texts import Packed
 
 BLOB_COLUMNS = tuple(
     tables.metadata.tables[table].c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names
@@ -49,11 +49,10 @@ def put_blobs(connection: Connection, packed: Mapping[str, Packed]) -> None:
     if not packed:
         return
     new = insert(connection, tables.blobs).on_conflict_do_nothing()
-    if connection.dialect.name == "postgresql" or all(len(one.text) <= PIECE for one in packed.values()):
-        connection.execute(new, list(blobs.in_rows(packed, pieces=False)))
-        return
-    for row in blobs.in_rows(packed, pieces=True):
-        connection.execute(new, row)
+    if connection.dialect.name == "postgresql" or not blobs.are_long(packed):
+        connection.execute(new, list(blobs.in_rows(packed)))
+    else:
+        blobs.put_in_pieces(packed, lambda row: connection.execute(new, row).rowcount == 1)
 
 
 def all_texts(found: RunRows) -> list[str]:

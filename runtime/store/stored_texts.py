@@ -47,16 +47,19 @@ def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packe
 
 
 def packed_in_pieces(text: str) -> Iterator[tuple[Digest, Packed]]:
-    """Yield a long text as a chain of texts, each of which continues the one before; the last one is the whole text.
-    So a database never gets more than a piece at once."""
-    found, keep = hashlib.sha256(), 0
-    base: Digest | None = None
+    """Yield a long text as a chain of texts, each of which continues the one after it; the first one is the whole
+    text. So a database never gets more than a piece at once."""
+    found, chain = hashlib.sha256(), list[tuple[Digest, int]]()  # the name and the bytes of each beginning
+    size = 0
     for at in range(0, len(text), PIECE):
         data = to_bytes(text[at : at + PIECE])
         found.update(data)
-        name = found.hexdigest()
-        yield name, Packed(text[:PIECE]) if base is None else Packed("", base, keep, _RAW + data)
-        base, keep = name, keep + len(data)
+        size += len(data)
+        chain.append((found.hexdigest(), size))
+    for number in range(len(chain) - 1, 0, -1):
+        name, (base, keep) = chain[number][0], chain[number - 1]
+        yield name, Packed("", base, keep, _RAW + to_bytes(text[number * PIECE : (number + 1) * PIECE]))
+    yield chain[0][0], Packed(text[:PIECE])
 
 
 def unpack(wanted: Iterable[Digest], packed: Mapping[Digest, Packed]) -> dict[Digest, str]:

@@ -30,6 +30,13 @@ REPOSITORY = {".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n", 
         ".mise.local.toml", ".mise.production.toml", "mise.a.local.toml", "mise/config.toml", ".config/mise.toml",
         ".config/mise/config.toml", ".config/mise/conf.d/a.toml", ".config/mise/tasks/build", ".mise/tasks/build",
         "sub/mise/config.local.toml", ".rvmrc", ".shadowenv.d/500.lisp", ".lazy.lua", ".local.vimrc",
+        ".env", ".tool-versions", ".miserc.toml", ".autoenv_leave.zsh", ".vs/tasks.vs.json", "x.sublime-project",
+        ".vim/coc-settings.json", ".ycm_extra_conf.py", "sub/hie.yaml", ".merlin", ".luarc.json", "omnisharp.json",
+        ".externalToolBuilders/a.launch", "a.ipr", ".run/a.run.xml", ".Rprofile", ".kateproject",
+        ".github/hooks/a.json", ".github/copilot/settings.json", ".clinerules/hooks/a", ".openhands/setup.sh",
+        ".junie/mcp/mcp.json",
+        ".pre-commit-config.yaml", "lefthook.yml", ".config/lefthook-local.toml", ".git/rebase-merge/git-rebase-todo",
+        ".bzr/branch/branch.conf", ".bzr", ".fslckout", "_FOSSIL_", "CVS/Root", "_darcs/prefs/prefs", ".p4config",
     ],
 )  # fmt: skip
 def test_paths_that_act_on_entry(path: str) -> None:
@@ -41,9 +48,32 @@ def test_paths_that_act_on_entry(path: str) -> None:
     ["Makefile", "config", "hooks/x", "git/config", ".gitignore", ".github/workflows/ci.yml", ".git/HEAD",
      ".git/refs/heads/config", ".git/objects/hooks", "conftest.py", "vscode/tasks.json",
      "mise/pyproject.toml", "mise/src/config.py", "promise.toml", ".hg/store/00changelog.i", ".sl/requires",
+     ".github/dependabot.yml", "cvs", "src/root", "environment", "lefthook.md", ".vim/plugin/a.vim", "rebase-merge/x",
+     "package.json", ".npmrc", ".cargo/config.toml", ".venv/bin/python", ".nvmrc", "a~1", "b/c~1.txt", "a:b", "...",
      "sl/config", ".jj/working_copy/tree_state", "config.toml", "repo", "defaults"],
 )  # fmt: skip
 def test_paths_that_do_not(path: str) -> None:
+    assert not reason(path, lambda _: False)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".ENVRC", ".envrc.", ".envrc ", ".envrc. .", ".envrc::$DATA", ".git./config", ".git /hooks/x",
+        ".g\u200cit/config", ".git::$INDEX_ALLOCATION/config", "git~1/config", "GIT~2/hooks/x", "ENVRC~1",
+        "VSCODE~1/tasks.json",
+        "sub/MISE~1.TOM", ".\u212airo/mcp.json", ".\ufeffenvrc", "CVS./Root", ".hg\u2060/hgrc",
+        ".vs\u00adcode/tasks.json",
+    ],
+)  # fmt: skip
+def test_other_spellings_that_a_file_system_takes_for_such_a_path(path: str) -> None:
+    assert reason(path, lambda _: False)
+
+
+@pytest.mark.parametrize("path", [".git/logs/HEAD", ".git/index", ".git/objects", ".hg/store", ".jj/working_copy"])
+def test_links_inside_a_repository(path: str) -> None:
+    """Git appends to its logs through a link, so to any file of the user's."""
+    assert reason(path, lambda _: False, link=True)
     assert not reason(path, lambda _: False)
 
 
@@ -96,6 +126,27 @@ def test_what_the_workspace_held_takes_the_place_of_what_a_world_changed(bench: 
     written = bench.store.checkout(made, folder, only_changes_from=base)
     assert [change.path for change in written] == ["a"]
     assert (folder / ".envrc").read_text() == "mine, newer"
+
+
+def test_a_repository_in_other_letters_and_odd_files(bench: Any, tmp_path: Path) -> None:
+    """Where case is ignored, `Head` and `OBJECTS` make a repository; git waits for ever for a FIFO."""
+
+    def attack(tree: Path) -> None:
+        (tree / ".git").mkdir()
+        os.mkfifo(tree / ".git/config")
+        (tree / ".git/logs").symlink_to("/tmp")
+        (tree / "own").chmod(0o755)
+        os.link(tree / "data/CONFIG", tree / "plain")
+
+    base = bench.base({"own": "1", ".husky/pre-commit": "own"})
+    made = bench.after(base, {"data/Head": "ref: x", "data/OBJECTS/x": "", "data/CONFIG": "evil"}, do=attack)
+    made = bench.after(made, do=lambda tree: (tree / ".husky/pre-commit").chmod(0o755))
+    written = bench.store.checkout(made, tmp_path / "new")
+    assert [one.path for one in written.withheld] == [
+        ".git/config", ".git/logs", ".husky/pre-commit", "data/CONFIG",
+    ]  # fmt: skip
+    assert (tmp_path / "new/plain").read_text() == "evil"
+    assert not (tmp_path / "new/.husky/pre-commit").stat().st_mode & stat.S_IXUSR
 
 
 def test_links_in_place_of_active_folders_are_left_out(bench: Any, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +84,46 @@ def test_other_long_strings_are_in_ascii(odd: str) -> None:
     text = codec.encode([odd], unicode=True)
     assert text.isascii()
     assert codec.decode(text) == [odd]
+
+
+class Cached(pydantic.BaseModel):
+    said: str = "\0lifted 0"
+
+    @functools.cached_property
+    def refused(self) -> list[object]:
+        return [b"x" * 20, object()]
+
+
+class Odd:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Odd)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Refused(pydantic.BaseModel):
+    """Stored as its own JSON, since only pydantic can write `odd`."""
+
+    said: str = "\0lifted 0"
+    long: bytes = b"x" * 20
+    odd: Annotated[Any, pydantic.PlainValidator(lambda _: Odd()), pydantic.PlainSerializer(lambda _: 0)] = Odd()
+
+
+def cached() -> Cached:
+    made = Cached()
+    assert made.refused
+    return made
+
+
+@pytest.mark.parametrize(
+    "value",
+    [cached(), Refused(), [AttributeError("x", name="n", obj=b"x" * 20), "\0lifted 0"]],
+    ids=["cached", "model", "error"],
+)
+def test_bytes_of_a_part_that_is_not_kept_are_not_put_into_a_string(value: Any) -> None:
+    """A string of the user's that reads like a mark was replaced by the bytes."""
+    again = codec.decode(codec.encode(value))
+    assert (again.said if isinstance(value, pydantic.BaseModel) else again[1]) == "\0lifted 0"
 
 
 @given(st.dictionaries(st.sampled_from(["b", "a", "ç"]), SCALARS, min_size=1))
