@@ -2,7 +2,8 @@
 
 A world writes them like any other file. In the user's own folder they run as the user, without being started: `git
 status` runs what `.git/config` names as `core.fsmonitor`. So a checkout leaves them out unless it is told otherwise.
-What a command has to be started for, such as a Makefile or a test, is none of them.
+What a command has to be started for, such as a Makefile or a test, is none of them. `.env` and `.tool-versions` are
+written, too: nearly all that read them take values only, and the plug-ins of shells that run `.env` ask first.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ _NAMES = {
     name: why
     for why, names in {
         SHELL: """
-            .envrc .env .env.leave .autoenv .autoenv.zsh .autoenv_leave.zsh .mise .rtx.toml .tool-versions .rvmrc
-            .shadowenv.d
+            .envrc .env.leave .autoenv .autoenv.zsh .autoenv_leave.zsh .mise .rtx.toml .rvmrc .shadowenv.d
         """,
         EDITOR: """
             .vscode .vs .idea .zed .fleet .helix .nova .lapce .theia .devcontainer .devcontainer.json .vimrc _vimrc

@@ -30,7 +30,7 @@ REPOSITORY = {".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n", 
         ".mise.local.toml", ".mise.production.toml", "mise.a.local.toml", "mise/config.toml", ".config/mise.toml",
         ".config/mise/config.toml", ".config/mise/conf.d/a.toml", ".config/mise/tasks/build", ".mise/tasks/build",
         "sub/mise/config.local.toml", ".rvmrc", ".shadowenv.d/500.lisp", ".lazy.lua", ".local.vimrc",
-        ".env", ".tool-versions", ".miserc.toml", ".autoenv_leave.zsh", ".vs/tasks.vs.json", "x.sublime-project",
+        ".miserc.toml", ".autoenv_leave.zsh", ".vs/tasks.vs.json", "x.sublime-project",
         ".vim/coc-settings.json", ".ycm_extra_conf.py", "sub/hie.yaml", ".merlin", ".luarc.json", "omnisharp.json",
         ".externalToolBuilders/a.launch", "a.ipr", ".run/a.run.xml", ".Rprofile", ".kateproject",
         ".github/hooks/a.json", ".github/copilot/settings.json", ".clinerules/hooks/a", ".openhands/setup.sh",
@@ -49,7 +49,7 @@ def test_paths_that_act_on_entry(path: str) -> None:
      ".git/refs/heads/config", ".git/objects/hooks", "conftest.py", "vscode/tasks.json",
      "mise/pyproject.toml", "mise/src/config.py", "promise.toml", ".hg/store/00changelog.i", ".sl/requires",
      ".github/dependabot.yml", "cvs", "src/root", "environment", "lefthook.md", ".vim/plugin/a.vim", "rebase-merge/x",
-     "package.json", ".npmrc", ".cargo/config.toml", ".venv/bin/python", ".nvmrc", "a~1", "b/c~1.txt", "a:b", "...",
+     ".env", ".tool-versions", "package.json", ".npmrc", ".cargo/config.toml", ".venv/bin/python", ".nvmrc", "a~1", "b/c~1.txt", "a:b", "...",
      "sl/config", ".jj/working_copy/tree_state", "config.toml", "repo", "defaults"],
 )  # fmt: skip
 def test_paths_that_do_not(path: str) -> None:
