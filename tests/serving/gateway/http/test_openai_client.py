@@ -283,14 +283,17 @@ async def test_silent_streams_of_every_kind_get_comments(path: str, asked: dict[
 
     async with ScriptedServer(ScriptedModel(held)) as engine:
         given = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),), keepalive_s=0.1)
-        async with LocalGateway(given) as gateway, httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http:
-            async with http.stream("POST", path, json={"model": "m", "stream": True, **asked}) as response:
-                assert (response.status_code, response.headers["x-accel-buffering"]) == (200, "no")
-                said = ""
-                async for text in response.aiter_text():
-                    said += text
-                    if said.count(": waiting\n\n") >= 2:
-                        hold.set()
+        async with (
+            LocalGateway(given) as gateway,
+            httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http,
+            http.stream("POST", path, json={"model": "m", "stream": True, **asked}) as response,
+        ):
+            assert (response.status_code, response.headers["x-accel-buffering"]) == (200, "no")
+            said = ""
+            async for text in response.aiter_text():
+                said += text
+                if said.count(": waiting\n\n") >= 2:
+                    hold.set()
     assert "one" in said
 
 
