@@ -33,8 +33,8 @@ from ramify.runtime.user_code.workflow_loader import canonical_module
 
 
 def digest_of_result(value: object, text: str) -> str:
-    """Return `codec.digest_text(text)`. `text`: the encoded value."""
-    return sha256_of(_parts_of_value(value)) if _is_long(value) else digest_of_text(text)
+    """Return `codec.digest_text(text)`. `text`: the encoded value, which nobody has changed since."""
+    return sha256_of(_parts_of_value(value)) if _is_long(value) else _digest_with(value, text)
 
 
 def digest_of_text(text: str) -> str:
@@ -42,11 +42,41 @@ def digest_of_text(text: str) -> str:
     return sha256_of([text]) if "{" not in text else codec.digest_text(text)
 
 
+def _digest_with(value: object, text: str) -> str:
+    """Return `codec.digest_text(text)`; a long text is not parsed for it if its value tells enough."""
+    if len(text) <= PIECE or "{" not in text:
+        return digest_of_text(text)
+    if _is_in_order(value):
+        return sha256_of([text])
+    return codec.digest_text(text) if f'"{TAG}"' in text else codec.digest_of_parsed(text, value)
+
+
+def _is_in_order(value: object) -> bool:
+    """Whether the encoded value is its own canonical form, because nothing in it has to be sorted."""
+    kind, items = type(value), value
+    if isinstance(value, dict) and kind is dict:
+        names = list(value)
+        if not set(map(type, names)) <= {str} or TAG in value or not all(map(str.isascii, names)):
+            return False
+        if names != sorted(names):
+            return False
+        items = value.values()
+    elif kind not in (list, tuple):
+        return kind in _ATOMS
+    kinds: set[type] = set(map(type, items))  # type: ignore[call-overload]
+    return kinds <= _ATOMS or all(map(_is_in_order, items))  # type: ignore[call-overload]
+
+
+_ATOMS = frozenset((str, bytes, bytearray, int, float, bool, type(None)))
+
+
 def digest_of_arguments(arguments: Mapping[str, object], text: str) -> str:
     """Return `codec.digest_text(text)`. `text`: the encoded arguments, by name. If none of them holds an object, only
     the names have an order."""
     is_plain = text.count("{") == 1 and f'"{TAG}":' not in text  # so the names are strings
-    return sha256_of([text]) if is_plain and list(arguments) == sorted(arguments) else codec.digest_text(text)
+    if is_plain and list(arguments) == sorted(arguments):
+        return sha256_of([text])
+    return _digest_with(arguments, text)
 
 
 def digest_of_long_arguments(arguments: Mapping[str, object]) -> str | None:

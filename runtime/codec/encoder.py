@@ -23,7 +23,7 @@ import json
 import math
 import re
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -61,6 +61,7 @@ _PLAIN = frozenset((NoneType, bool, int))
 _STR = frozenset((str,))
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
 _LOOK_AT, _MANY_TIMES = 1_000_000, 100
+_MANY = 64  # items that are worth a look at all of them together
 _SORTED = json.JSONEncoder(sort_keys=True).encode
 
 _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
@@ -80,6 +81,14 @@ _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
 
 def _whole(texts: Iterable[str]) -> bool:
     return not any(map(_PAIR.search, texts))
+
+
+def _are_json(items: Collection[Any]) -> bool:
+    """Whether many items are all encoded as they are. It looks at them without a step of Python for each."""
+    if len(items) < _MANY:
+        return False
+    kinds = set(map(type, items))
+    return kinds <= _PLAIN or (kinds == _STR and all(map(str.isascii, items)))
 
 
 def sort_encoded(encoded: list[Any]) -> list[Any]:
@@ -156,6 +165,8 @@ class Encoder:
 
     def _items(self, items: Iterable[Any], where: str) -> list[Any]:
         self._count()
+        if type(items) is list and _are_json(items):
+            return items
         return [one if type(one) in _PLAIN else self.part(one, f"{where}[{at}]") for at, one in enumerate(items)]
 
     def _count(self) -> None:
@@ -185,6 +196,8 @@ class Encoder:
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
         self._count()
         if set(map(type, value)) <= _STR and TAG not in value and (all(map(str.isascii, value)) or _whole(value)):
+            if _are_json(value.values()):
+                return value
             return {
                 key: one if type(one) in _PLAIN else self.part(one, f"{where}[{key!r}]") for key, one in value.items()
             }

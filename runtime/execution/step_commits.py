@@ -13,7 +13,6 @@ from ramify.compiler.plan import Effect, OpKind, Plan, PlanOp
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
-from ramify.runtime.codec.digests import digest_of_result
 from ramify.runtime.errors import HiddenWrites
 from ramify.runtime.estimates.recorded_runs import files_written
 from ramify.runtime.execution.step_call import StepCall, run_code
@@ -32,6 +31,7 @@ class Executed:
     """What a step's code has given, before its world is sealed."""
 
     result_json: str
+    result_digest: str
     value: Any
     entry: Snapshot | None  # where it began; None for a step without a world
     begun: float
@@ -120,7 +120,7 @@ async def commit_executed(
     run, branch = call.scope.run, call.scope.branch
     row = call.row(
         result_json=done.result_json,
-        result_digest=digest_of_result(done.value, done.result_json),
+        result_digest=done.result_digest,
         snapshot_in=done.entry.id if done.entry is not None else None,
         snapshot_out=sealed.id if sealed is not None else None,
         lineage_key=done.lineage_key if is_reusable_state(sealed) else None,

@@ -15,7 +15,7 @@ from typing import Any
 from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.digests import digest_in_journal, digest_of_long_arguments
+from ramify.runtime.codec.digests import digest_in_journal, digest_of_long_arguments, digest_of_result
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
     Diverged,
@@ -380,6 +380,7 @@ async def _execute_and_commit(
                 await own.ended()
             done = Executed(
                 result_json,
+                digest_of_result(value, result_json),
                 value,
                 entry if on_world else None,
                 begun,

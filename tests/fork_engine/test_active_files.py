@@ -49,7 +49,8 @@ def test_paths_that_act_on_entry(path: str) -> None:
      ".git/refs/heads/config", ".git/objects/hooks", "conftest.py", "vscode/tasks.json",
      "mise/pyproject.toml", "mise/src/config.py", "promise.toml", ".hg/store/00changelog.i", ".sl/requires",
      ".github/dependabot.yml", "cvs", "src/root", "environment", "lefthook.md", ".vim/plugin/a.vim", "rebase-merge/x",
-     ".env", ".tool-versions", "package.json", ".npmrc", ".cargo/config.toml", ".venv/bin/python", ".nvmrc", "a~1", "b/c~1.txt", "a:b", "...",
+     ".env", ".tool-versions",
+     "package.json", ".npmrc", ".cargo/config.toml", ".venv/bin/python", ".nvmrc", "a~1", "b/c~1.txt", "a:b", "...",
      "sl/config", ".jj/working_copy/tree_state", "config.toml", "repo", "defaults"],
 )  # fmt: skip
 def test_paths_that_do_not(path: str) -> None:

@@ -18,6 +18,7 @@ from copy import copy
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import ParentCommand
 from langgraph.pregel import Pregel
 
@@ -103,6 +104,8 @@ def _caller(graph: Any, config: RunnableConfig | None) -> Caller | None:
     if isinstance(graph, InstrumentedGraph):
         return None
     found = ensure_config(config)[CONF].get(CALLER)
+    if found is None:  # a config that names a thread replaces the node's own, and not only its thread
+        found = (var_child_runnable_config.get() or {}).get(CONF, {}).get(CALLER)
     return found if isinstance(found, Caller) else None
 
 

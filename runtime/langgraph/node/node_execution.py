@@ -222,10 +222,12 @@ class NodeExecution(Caller):
 
     def _call_task(self, func: Callable[..., Any], input: Any, **options: Any) -> Any:
         if self._calls is None:
-            attempt, node = self.attempt, self._node
+            attempt, node, beat = self.attempt, self._node, self._reading.beat
             with _making:
                 if self._calls is None:
-                    self._calls = Calls(attempt, node.task, self._conf, node.graph_policy, in_turn=self._in_turn)
+                    self._calls = Calls(
+                        attempt, node.task, self._conf, node.graph_policy, in_turn=self._in_turn, beat=beat
+                    )
         return self._calls(func, input, **options)
 
     def ended_clean(self, value: Any) -> bool:

@@ -37,6 +37,7 @@ class Call:
     fork: DeferredFork  # of the caller's world, as it was at the call
     function: str  # by which LangGraph's `clear_cache` of a task finds its cached results
     cache_policy: CachePolicy[Any] | None
+    beat: Callable[[], None]  # tells LangGraph that the calling node is not idle
     key: str = ""  # the task's journal key, set when LangGraph has made the task
     name: str = ""
     future: concurrent.futures.Future[Any] | asyncio.Future[Any] | None = None
@@ -88,9 +89,11 @@ class Calls:
         policy: CachePolicy[Any] | None,
         *,
         in_turn: bool,
+        beat: Callable[[], None],
     ) -> None:
         """`policy` is that of tasks without a cache policy of their own."""
         self._caller = caller
+        self._beat = beat
         self._policy = policy
         self._wrap = wrap
         self._conf = conf
@@ -106,7 +109,7 @@ class Calls:
         if self._caller.must_fork_now:
             wait(fork.take())
         policy = options.get("cache_policy") or self._policy
-        call = Call(self._caller, fork, identifier(func) or "__dynamic__", policy)
+        call = Call(self._caller, fork, identifier(func) or "__dynamic__", policy, self._beat)
         self._made.append(call)
         options |= {"schedule_task": self._scheduler(call), "cache_policy": None}
         made = self._original(func, input, **options)

@@ -58,12 +58,15 @@ class Reading(NamedTuple):
     serde: Any
     cache: BaseCache[Any] | None
     runtime: Any = None  # LangGraph's `Runtime`
+    beat_caller: Callable[[], None] | None = None  # `beat` of the node that called this `@task`
 
     def beat(self) -> None:
         """Tell LangGraph that the task is not idle, if it has an `idle_timeout`: the user's code does nothing while
-        its world starts."""
+        its world starts. Nor does the node that waits for this task."""
         if self.runtime is not None:
             self.runtime.heartbeat()
+        if self.beat_caller is not None:
+            self.beat_caller()
 
     async def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work of ours, during which the task is not idle."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -31,10 +31,11 @@ from ramify.runtime.langgraph.compat import (
     identifier,
     patch_configurable,
 )
-from ramify.runtime.langgraph.node.nested_graphs import Instrument, intercepted_graphs
+from ramify.runtime.langgraph.node import node_outside_graph
+from ramify.runtime.langgraph.node.nested_graphs import Instrument
 from ramify.runtime.langgraph.node.node_execution import NodeExecution
 from ramify.runtime.langgraph.node.task_calls import Call
-from ramify.runtime.langgraph.node.task_config import INVOCATION, Reading, alone, is_run, read
+from ramify.runtime.langgraph.node.task_config import INVOCATION, Reading, is_run, read
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
 from ramify.runtime.user_code.sandbox import node_sandbox_parameter, sandbox_parameter
@@ -135,16 +136,6 @@ def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
     return patch_config(config, callbacks=mine)
 
 
-def _refuse_outside(node: str, error: BaseException) -> None:
-    """Raise `RuntimeError`, as LangGraph does, where a node that runs outside of its graph asked its config for what
-    only a run has."""
-    if isinstance(error, KeyError) and str(error.args[:1]).startswith("('__pregel_"):
-        raise RuntimeError(
-            f"node {node!r} runs outside of its graph, where `interrupt`, `get_store` and `get_stream_writer` have "
-            "no run: invoke the app"
-        ) from error
-
-
 Writes = list[tuple[str, Any]]
 
 
@@ -190,36 +181,45 @@ class WorldNode(Runnable[Any, Any]):
         self.is_async = inspect.iscoroutinefunction(function)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return self._run(input, config, kwargs, streamed=False)
+        if self._is_outside(config):
+            return node_outside_graph.invoke(self, input, config, kwargs)
+        return self._run_task(self._read(config), input, config, kwargs, streamed=False)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        yield self._run(input, config, kwargs, streamed=True)
+        if self._is_outside(config):
+            yield from node_outside_graph.stream(self, input, config, kwargs)
+        else:
+            yield self._run_task(self._read(config), input, config, kwargs, streamed=True)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return await self._arun(input, config, kwargs, streamed=False)
+        if self._is_outside(config):
+            return await node_outside_graph.ainvoke(self, input, config, kwargs)
+        return await self._arun_task(self._read(config), input, config, kwargs, streamed=False)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        yield await self._arun(input, config, kwargs, streamed=True)
+        if self._is_outside(config):
+            async with aclosing(node_outside_graph.astream(self, input, config, kwargs)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        else:
+            yield await self._arun_task(self._read(config), input, config, kwargs, streamed=True)
 
-    def _run(self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool) -> Any:
-        if self.call is None and not is_run(config or {}):
-            return self._run_alone(input, config, kwargs)
-        reading = read(config or {}, self.name, is_task=self.call is not None)
-        return self._run_task(reading, input, config, kwargs, streamed=streamed)
+    def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return node_outside_graph.with_events(self).stream_events(input, config, **kwargs)
 
-    def _run_alone(self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any]) -> Any:
-        """Run the node outside of its graph, `app.nodes[name].invoke(state)`: on a world of its own, which begins as
-        the workspace, and in a run of its own."""
-        reading, outcome = alone(self.name), None
-        try:
-            with intercepted_graphs():
-                return self._run_task(reading, input, config, kwargs, streamed=False)
-        except BaseException as error:
-            outcome = error
-            _refuse_outside(self.name, error)
-            raise
-        finally:
-            self.session.portal.wait(self.session.end(reading.invocation, outcome))
+    def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if kwargs.get("version") == "v3":
+            return node_outside_graph.with_events(self).astream_events(input, config, **kwargs)
+        return super().astream_events(input, config, **kwargs)
+
+    def _is_outside(self, config: RunnableConfig | None) -> bool:
+        """Whether the caller runs this node outside of its graph."""
+        return self.call is None and not is_run(config or {})
+
+    def _read(self, config: RunnableConfig | None) -> Reading:
+        if self.call is None:
+            return read(config or {}, self.name)
+        return read(config or {}, self.name, is_task=True)._replace(beat_caller=self.call.beat)
 
     def _run_task(
         self, reading: Reading, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool
@@ -244,26 +244,6 @@ class WorldNode(Runnable[Any, Any]):
             env = wait(running.done(value))
         self._leave(reading, env)
         return value
-
-    async def _arun(
-        self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool
-    ) -> Any:
-        if self.call is None and not is_run(config or {}):
-            return await self._arun_alone(input, config, kwargs)
-        reading = read(config or {}, self.name, is_task=self.call is not None)
-        return await self._arun_task(reading, input, config, kwargs, streamed=streamed)
-
-    async def _arun_alone(self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any]) -> Any:
-        reading, outcome = alone(self.name), None
-        try:
-            with intercepted_graphs():
-                return await self._arun_task(reading, input, config, kwargs, streamed=False)
-        except BaseException as error:
-            outcome = error
-            _refuse_outside(self.name, error)
-            raise
-        finally:
-            await self.session.portal.cross(self.session.end(reading.invocation, outcome))
 
     async def _arun_task(
         self, reading: Reading, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool

@@ -4,6 +4,7 @@ and journal keys with their digests are found again."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.codec import codec
-from ramify.runtime.codec.digests import digest_in_journal, digest_of_arguments, digest_of_text
+from ramify.runtime.codec import codec, digests
+from ramify.runtime.codec.digests import digest_in_journal, digest_of_arguments, digest_of_result, digest_of_text
 from tests.runtime.kept_values import BERLIN, VALUES, Coded, Colour, Foo, Frozen, Holder, Made, Pair, Text
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.sampled_from("{}$")
@@ -120,3 +121,53 @@ def test_the_journal_of_an_earlier_version_is_asked_by_its_own_digest(value: Any
 def test_every_value_has_a_digest_under_an_earlier_journal(value: Any) -> None:
     text = codec.encode(value)
     assert digest_in_journal(journal("another"), value, text) == codec.digest_text(text)
+
+
+@dataclass
+class Swapped:
+    b: object
+    a: object
+
+
+MANY = 200
+LONG = {
+    "unsorted dict": lambda: {f"key {at}": f"value {at}" for at in range(MANY)},
+    "sorted dict": lambda: {f"{at:09}": f"value {at}" for at in range(MANY)},
+    "dicts": lambda: [{"a": at, "b": [at, "x"], "c": {"d": None}} for at in range(MANY)],
+    "unsorted dicts": lambda: [{"b": at, "a": 1.5, "10": True, "9": ""} for at in range(MANY)],
+    "bytes": lambda: [b"x" * 90] * MANY,
+    "bytes in a dict": lambda: {"b": [b"x" * 90] * MANY, "a": (1, 2)},
+    "not finite": lambda: [{"a": float("nan"), "b": float("-inf"), "c": -0.0}] * MANY,
+    "other letters": lambda: [{"é": "ü😀", "a": "\ud800", "b": "\x7f\x00"}] * MANY,
+    "letters as keys": lambda: {f"{chr(0x10000 + at)}": at for at in range(MANY)},
+    "pairs of surrogates": lambda: [{"a": "\ud83d\ude00"}] * MANY,
+    "tag as key": lambda: [{"$": "bytes", "v": "x"}] * MANY,
+    "numbers as keys": lambda: {at: {"b": 1, "a": 2} for at in range(MANY)},
+    "sets": lambda: [{"b", "a", "c"}] * MANY,
+    "objects": lambda: [Swapped(1, {"b": 1, "a": 2})] * MANY,
+    "long strings": lambda: {"b": "x\n" * 1_000_000, "a": "é" * 100_000, "c": [{"z": 1, "y": 2}] * 10},
+    "text with a tag": lambda: [{"b": '"$":', "a": '"$"'}] * MANY,
+    "booleans": lambda: [True, 1, None, 10**30] * MANY + [{}],
+}
+
+
+@pytest.mark.parametrize("which", LONG)
+def test_the_digest_of_a_long_value_is_that_of_its_canonical_text(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "PIECE", 1000)
+    value = LONG[which]()
+    for unicode in (False, True):
+        text = codec.encode(value, unicode=unicode)
+        assert len(text) > digests.PIECE
+        assert text == json_of(value) or "$" in text or not text.isascii()
+        decoded = codec.decode(text)
+        assert codec.encode(decoded, unicode=unicode) == text
+        assert digest_of_result(decoded, text) == codec.digest_text(text)
+        arguments = {"value": value, "other": 1}
+        text = codec.encode(arguments, unicode=unicode)
+        assert digest_of_arguments(arguments, text) == codec.digest_text(text)
+
+
+def json_of(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), default=str)

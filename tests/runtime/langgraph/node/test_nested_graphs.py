@@ -258,3 +258,28 @@ async def test_a_subgraph_that_saves_nothing_under_any_durability(
     app = compile_graph(chain(sub=compile_graph(sub) if over else sub), checkpointer=InMemorySaver())
     assert app.invoke({"seen": []}, CONFIG, durability=durability)["seen"]
     assert (await app.ainvoke({"seen": []}, CONFIG, durability=durability))["seen"]
+
+
+@pytest.mark.parametrize("checkpoint", [{}, {"checkpoint_ns": ""}])
+def test_a_graph_called_on_a_thread_of_its_own(checkpoint: dict[str, str], compile_graph: Any) -> None:
+    """LangGraph drops the node's own config then. The graph acts on the node's world all the same, each time."""
+    called = chain(write=writer("a")).compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "its own", **checkpoint}}
+
+    def call(state: State) -> State:
+        return {"seen": called.invoke({"seen": []}, config)["seen"][-1:]}
+
+    app = compile_graph(chain(call=call, look=look), checkpointer=InMemorySaver())
+    assert app.invoke({"seen": []}, CONFIG)["seen"] == [[], ["a"]]
+    assert app.invoke({"seen": []}, CONFIG)["seen"] == [[], ["a"], ["a"], ["a"]]
+
+
+def test_a_graph_on_a_thread_of_its_own_asks_and_goes_on(compile_graph: Any) -> None:
+    called = chain(write=writer("a"), asks=asks).compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "its own"}}
+
+    def call(state: State) -> State:
+        assert "__interrupt__" in called.invoke({"seen": []}, config)
+        return {"seen": called.invoke(Command(resume="b"), config)["seen"][-1:]}
+
+    assert compile_graph(chain(call=call, look=look)).invoke({"seen": []})["seen"] == [["a"], ["a", "got-b"]]

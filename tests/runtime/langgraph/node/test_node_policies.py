@@ -19,6 +19,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import CachePolicy, Command, TimeoutPolicy, interrupt
 from pydantic import BaseModel
 
+import ramify
 from ramify import Sandbox, SyncSandbox
 from ramify.runtime.records import RunStatus
 from ramify.runtime.worlds.world_pool import Branch, WorldPool
@@ -278,11 +279,40 @@ def test_a_write_before_an_interrupt_is_there_once(compile_graph: Any) -> None:
     assert app.invoke(Command(resume=True), CONFIG)["seen"][0] == ["line"]
 
 
-async def test_a_node_is_not_idle_while_its_world_starts(compile_graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@task
+async def in_world(sandbox: Sandbox) -> list[str]:
+    return names(sandbox)
+
+
+async def takes(state: State, sandbox: Sandbox) -> State:
+    return {"seen": [names(sandbox)]}
+
+
+async def asks_later(state: State) -> State:
+    sandbox: Any = ramify.current_sandbox()
+    await sandbox.run("true")
+    return {"seen": [names(sandbox)]}
+
+
+async def calls_task(state: State) -> State:
+    return {"seen": [await in_world()]}
+
+
+async def calls_graph(state: State) -> State:
+    return {
+        "seen": (await StateGraph(State).add_node(takes).add_edge(START, "takes").compile().ainvoke(state))["seen"]
+    }
+
+
+@pytest.mark.parametrize("works", [takes, asks_later, calls_task, calls_graph])
+async def test_a_node_is_not_idle_while_its_world_starts(
+    works: Any, compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     beats: list[int] = []
+    blocks = works is asks_later  # its event loop waits too, so it beats when the world has started
 
     async def slow_start(pool: WorldPool, branch: Branch) -> Any:
-        while len(beats) < 3:  # noqa: ASYNC110
+        while len(beats) < 3 and not blocks:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return await acquire(pool, branch)
 
@@ -290,15 +320,13 @@ async def test_a_node_is_not_idle_while_its_world_starts(compile_graph: Any, mon
         beats.append(1)
         touch(scope)
 
-    async def works(state: State, sandbox: Sandbox) -> State:
-        return {"seen": [names(sandbox)]}
-
     acquire, touch = WorldPool.acquire, _TimedAttemptScope.touch
     monkeypatch.setattr(WorldPool, "acquire", slow_start)
     monkeypatch.setattr(_TimedAttemptScope, "touch", heard)
     app = compile_graph(only(works, timeout=TimeoutPolicy(idle_timeout=60)), checkpointer=InMemorySaver())
     async with asyncio.timeout(60):
         assert (await app.ainvoke({"seen": []}, CONFIG))["seen"] == [[], []]
+    assert beats
 
 
 @pytest.mark.parametrize("has_world", [False, True])

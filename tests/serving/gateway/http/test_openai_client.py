@@ -266,6 +266,37 @@ async def test_required_tool_call_is_refused_if_the_template_has_no_tools(
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/completions", {"prompt": "hi"}),
+        ("/responses", {"input": "hi"}),
+        ("/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+    ],
+)
+async def test_silent_streams_of_every_kind_get_comments(path: str, asked: dict[str, Any], tmp_path: Path) -> None:
+    hold = asyncio.Event()
+
+    async def held(_: object) -> str:
+        await hold.wait()
+        return "one two"
+
+    async with ScriptedServer(ScriptedModel(held)) as engine:
+        given = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),), keepalive_s=0.1)
+        async with (
+            LocalGateway(given) as gateway,
+            httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as http,
+            http.stream("POST", path, json={"model": "m", "stream": True, **asked}) as response,
+        ):
+            assert (response.status_code, response.headers["x-accel-buffering"]) == (200, "no")
+            said = ""
+            async for text in response.aiter_text():
+                said += text
+                if said.count(": waiting\n\n") >= 2:
+                    hold.set()
+    assert "one" in said
+
+
 @pytest.mark.parametrize("begins", [True, False])
 async def test_silent_streams_get_comments(tmp_path: Path, begins: bool) -> None:
     hold = asyncio.Event()
