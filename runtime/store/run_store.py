@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.pool import Pool, QueuePool
 
 from ramify import paths
 from ramify.fork_engine.close_on_fork import refuse_in_child
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 _LOOKS = 50  # at a lease, in the time that it lasts
 _LOOK_AGAIN_S = 0.1  # for how long an answer about requests to stop serves the runs of this process
+READS_END_S = 2.0  # for how long closing waits for reads that are under way
 _STOP_S = 4.0  # for how long a request to cancel a run stands; it is repeated
 
 
@@ -368,6 +370,7 @@ class RunStore(StoreQueries):
         if self._writer is not None:
             self._writer.dispose()
         if self._reader is not None:
+            await _reads_end(self._reader.pool)
             await self._reader.dispose()
         self._reader = self._writer = None
 
@@ -386,6 +389,15 @@ class RunStore(StoreQueries):
 
     def _refuse_when_closed(self) -> None:
         self._opened()
+
+
+async def _reads_end(pool: Pool) -> None:
+    """Wait until no read is under way: one that outlived the pool would leave its connection open. Reads that were
+    cancelled still give theirs back. After a while the pool is closed all the same."""
+    if isinstance(pool, QueuePool):
+        until = asyncio.get_running_loop().time() + READS_END_S
+        while pool.checkedout() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110  the pool tells nobody
+            await asyncio.sleep(0.002)
 
 
 class _Taken(Exception):

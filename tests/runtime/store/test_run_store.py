@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -260,3 +261,17 @@ async def test_all_rows_of_a_run_are_put_and_replaced_at_once(
     await store.put_rows(later, replace=True)
     assert await store.rows_of(RunId("run-1")) == later
     assert blob_count(store) == blobs + 1
+
+
+async def test_closing_waits_for_a_read_that_is_under_way(address: str) -> None:
+    """Its connection would stay open, with a thread."""
+    store = await RunStore(address, clock=lambda: 5000.0).__aenter__()
+    engine = store._reader  # what all reads use
+    assert engine is not None
+    read = await engine.connect()
+    closing = asyncio.create_task(store.__aexit__(None, None, None))
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    await read.close()
+    await closing
+    gc.collect()  # reports a connection that is open
