@@ -18,7 +18,7 @@ from ramify.serving.gateway.admission.admission import Admission
 from ramify.serving.gateway.admission.prefix_hints import HintResult, PrefixHints
 from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
 from ramify.serving.gateway.engine_messages import EngineMessages
-from ramify.serving.gateway.engines.engine_fields import without_unallowed_hints
+from ramify.serving.gateway.engines.engine_fields import without_unallowed
 from ramify.serving.gateway.engines.replicas import Replica, Replicas, echoes, salted, service_of
 from ramify.serving.gateway.engines.service_time import PromptSizes
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -326,7 +326,7 @@ class Gateway:
     def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:
         """The body for an engine: without our tags, or with what is left of them; its own model for "default"."""
         hints = to.traits.hints
-        plain = without_unallowed_hints(without_hints(without_tags(body), hints), self.allow_fields)
+        plain = without_unallowed(without_hints(without_tags(body), hints), self.allow_fields)
         if hints is not None:
             plain = written(plain, hints, call.tags, None if call.sketch is None else call.sketch.quantile(0.5, 0))
         if to.alias is not None and plain.get("model", "default") == "default":

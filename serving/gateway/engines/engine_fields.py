@@ -27,6 +27,7 @@ class Reach(StrEnum):
     CONTEXT = "it names KV in the engine that other calls may have written or will read"
     PLACE = "it chooses the engine, rank or slot that works on the call, which the gateway does"
     ID = "the gateway names each call: send the header x-request-id"
+    OUTSIDE = "the engine would send data to an address that the client names"
     UNKNOWN = "no such tag, and the gateway does not know what it does inside the engine"
 
 
@@ -53,10 +54,15 @@ _FIELDS: Mapping[str, Reach] = {
     "nvext.decode_worker_id": Reach.PLACE,
     "nvext.dp_rank": Reach.PLACE,
     "nvext.prefill_dp_rank": Reach.PLACE,
+    "nvext.routing_constraints": Reach.PLACE,
+    "nvext.router": Reach.PLACE,
+    "nvext.metadata_upload": Reach.OUTSIDE,
     "request_id": Reach.ID,
     "rid": Reach.ID,
 }
-_SAY_NOTHING: Mapping[str, tuple[object, ...]] = {"priority": (0,)}  # beside null, of a field: what holds anyway
+# Beside null: values by which clients say "the default". Engines get the call without them, because SGLang puts a
+# call with the priority 0 before those without one.
+_SAY_NOTHING: Mapping[str, tuple[object, ...]] = {"priority": (0,), "id_slot": (-1,), "slot_id": (-1,)}
 _HINTS = "nvext.agent_hints."  # advice: what is not allowed is left out, and nothing is refused
 
 # A call finds what was written under the same name.
@@ -70,7 +76,9 @@ _NAMES = (
     "nvext.cache_salt",
     "nvext.agent_context.session_id",
     "nvext.agent_context.parent_session_id",
+    "nvext.session_control.session_id",
 )
+_MESSAGES = ("messages", "input")  # whose parts have names, too
 
 
 def check_allowed(names: Collection[str]) -> None:
@@ -101,11 +109,13 @@ def check_fields(asked: Mapping[str, object], allowed: Collection[str], *, reads
             raise _refused(name, Reach.UNKNOWN, reads_any)
 
 
-def without_unallowed_hints(body: Mapping[str, object], allowed: Collection[str]) -> dict[str, object]:
-    """The body without hints that would put a call before others."""
+def without_unallowed(body: Mapping[str, object], allowed: Collection[str]) -> dict[str, object]:
+    """The body without what `check_fields` lets pass and no engine shall read: hints that would put a call before
+    others, and values that stand for the default."""
     plain = dict(body)
-    for name in _FIELDS:
-        if name.startswith(_HINTS) and name not in allowed and _at(plain, name) is not None:
+    for name in _FIELDS.keys() - allowed:
+        value = _at(plain, name)
+        if value is not None and (name.startswith(_HINTS) or value in _SAY_NOTHING.get(name, ())):
             plain = _with(plain, name.split("."), None)
     return plain
 
@@ -118,8 +128,25 @@ def apart(body: Mapping[str, object], client: str) -> dict[str, object]:
         if isinstance(value := _at(named, name), str):
             named = _with(named, name.split("."), f"{client}/{value}")
         elif isinstance(value, list):  # SGLang: one for each of several prompts
-            named = _with(named, name.split("."), [f"{client}/{one}" for one in value])
+            named = _with(named, name.split("."), [None if one is None else f"{client}/{one}" for one in value])
+    for name in _MESSAGES if client else ():
+        if isinstance(messages := named.get(name), list):
+            named[name] = [_media_apart(message, client) for message in messages]
     return named
+
+
+def _media_apart(message: object, client: str) -> object:
+    """The message with the client's name before the names of its images and other media. vLLM keeps those under the
+    `uuid` of a part, and reads them from there if the part holds nothing else."""
+    if not isinstance(message, Mapping) or not isinstance(parts := message.get("content"), list):
+        return message
+    named = [
+        {**part, "uuid": f"{client}/{part['uuid']}"}
+        if isinstance(part, Mapping) and part.get("uuid") is not None
+        else part
+        for part in parts
+    ]
+    return {**message, "content": named}
 
 
 def _refused(name: str, reach: Reach, reads_any: bool) -> ApiError:

@@ -256,8 +256,11 @@ _WITHOUT_EFFECT = frozenset(
 _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values that ask for what the engine does anyway
     "best_of": (1,),
     "echo": (False,),
+    "id_slot": (-1,),
     "modalities": (["text"],),
+    "priority": (0,),
     "response_format": ({"type": "text"},),  # of a text completion
+    "slot_id": (-1,),
     "suffix": ("",),
 }
 _INSTEAD = {"response_format": "give json_schema instead"}

@@ -81,11 +81,17 @@ async def test_what_the_operator_allows_reaches_the_engine(name: str) -> None:
         assert value == 7
 
 
-async def test_what_says_nothing_passes() -> None:
-    bodies = {path: {**body, "priority": 0, "kv_transfer_params": None} for path, body in BODIES.items()}
-    answers, told = await asked(bodies)
+async def test_a_value_that_stands_for_the_default_is_left_out() -> None:
+    """In SGLang, a call with the priority 0 overtakes those without one. llama.cpp's own clients send id_slot -1."""
+    said = {"priority": 0, "id_slot": -1, "slot_id": -1, "kv_transfer_params": None}
+    answers, told = await asked({path: {**body, **said} for path, body in BODIES.items()})
     assert {answer.status_code for answer in answers} == {200}
-    assert all(body["priority"] == 0 for body in told)
+    assert all(not body.keys() & {"priority", "id_slot", "slot_id"} for body in told)
+
+
+async def test_the_priority_0_reaches_the_engine_if_priorities_are_allowed() -> None:
+    _, (told,) = await asked({"/chat/completions": {"messages": MESSAGES, "priority": 0}}, "priority")
+    assert told["priority"] == 0
 
 
 async def test_advice_about_precedence_is_left_out() -> None:
@@ -127,8 +133,28 @@ async def test_calls_of_two_clients_with_one_request_id_have_different_ones_in_t
     assert one != other and one.endswith("-mine") and other.endswith("-mine")
 
 
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_an_image_that_vllm_keeps_under_a_name_is_its_clients_own(field: str) -> None:
+    """A part with a `uuid` and no image stands for the image that came first under this name; a number is a name."""
+    text, answer = {"type": "text", "text": "what is it?"}, {"role": "assistant", "content": "a cat"}
+
+    def images(*names: object) -> dict[str, object]:
+        parts = [text, *({"type": "image_url", "image_url": None, "uuid": name} for name in names)]
+        return {field: [{"role": "user", "content": parts}, answer, "no message"]}
+
+    assert apart(images("cat", 7, None), "c") == images("c/cat", "c/7", None)
+    assert apart(images("cat", 7, None), "") == images("cat", 7, None)
+    assert apart({field: "hi"}, "c") == {field: "hi"}
+
+
+def test_a_session_that_a_client_closes_at_dynamo_is_its_own() -> None:
+    body = {"nvext": {"session_control": {"session_id": "s", "action": "close"}}}
+    assert apart(body, "c") == {"nvext": {"session_control": {"session_id": "c/s", "action": "close"}}}
+
+
 def test_names_of_several_prompts_are_each_clients_own() -> None:
     assert apart({"extra_key": ["x", "y"], "n": 1}, "c") == {"extra_key": ["c/x", "c/y"], "n": 1}
+    assert apart({"extra_key": ["x", None]}, "c") == {"extra_key": ["c/x", None]}, "no key, and no key named None"
     assert apart({"extra_key": ["x"], "cache_salt": None}, "") == {"extra_key": ["x"], "cache_salt": None}
 
 

@@ -142,6 +142,7 @@ def test_fields_have_the_names_of_the_clients_api(api: Api, body: dict[str, Any]
 
 def test_fields_without_effect_are_left_out() -> None:
     idle = {"user": "me", "store": True, "modalities": ["text"], "best_of": 1, "echo": False, "functions": None}
+    idle |= {"priority": 0, "id_slot": -1, "slot_id": -1}
     assert chat_for_llama_cpp({**ASK, **idle, "seed": 1}) == {**ASK, "seed": 1}
     assert text_for_llama_cpp({"prompt": "a", "suffix": "", "metadata": {}}) == {"prompt": "a"}
 
