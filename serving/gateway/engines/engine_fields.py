@@ -28,6 +28,7 @@ class Reach(StrEnum):
     PLACE = "it chooses the engine, rank or slot that works on the call, which the gateway does"
     ID = "the gateway names each call: send the header x-request-id"
     OUTSIDE = "the engine would send data to an address that the client names"
+    CODE = "the engine would run code that the client sends, where it works on the calls of others"
     UNKNOWN = "no such tag, and the gateway does not know what it does inside the engine"
 
 
@@ -57,6 +58,7 @@ _FIELDS: Mapping[str, Reach] = {
     "nvext.routing_constraints": Reach.PLACE,
     "nvext.router": Reach.PLACE,
     "nvext.metadata_upload": Reach.OUTSIDE,
+    "custom_logit_processor": Reach.CODE,
     "request_id": Reach.ID,
     "rid": Reach.ID,
 }
