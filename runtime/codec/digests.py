@@ -76,7 +76,9 @@ def digest_of_arguments(arguments: Mapping[str, object], text: str) -> str:
     is_plain = text.count("{") == 1 and f'"{TAG}":' not in text  # so the names are strings
     if is_plain and list(arguments) == sorted(arguments):
         return sha256_of([text])
-    return _digest_with(arguments, text)
+    if len(text) > PIECE and _is_in_order(arguments):
+        return sha256_of([text])
+    return digest_of_text(text)  # not `digest_of_parsed`: a thread may have changed an argument since
 
 
 def digest_of_long_arguments(arguments: Mapping[str, object]) -> str | None:

@@ -85,8 +85,6 @@ def _whole(texts: Iterable[str]) -> bool:
 
 def _are_json(items: Collection[Any]) -> bool:
     """Whether many items are all encoded as they are. It looks at them without a step of Python for each."""
-    if len(items) < _MANY:
-        return False
     kinds = set(map(type, items))
     return kinds <= _PLAIN or (kinds == _STR and all(map(str.isascii, items)))
 
@@ -165,8 +163,10 @@ class Encoder:
 
     def _items(self, items: Iterable[Any], where: str) -> list[Any]:
         self._count()
-        if type(items) is list and _are_json(items):
-            return items
+        if type(items) is list and len(items) >= _MANY:
+            items = items[:]  # code of the user's that the encoder calls, or a thread, may change the list meanwhile
+            if _are_json(items):
+                return items
         return [one if type(one) in _PLAIN else self.part(one, f"{where}[{at}]") for at, one in enumerate(items)]
 
     def _count(self) -> None:
@@ -195,8 +195,10 @@ class Encoder:
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
         self._count()
+        if len(value) >= _MANY:
+            value = dict(value)  # as in `_items`
         if set(map(type, value)) <= _STR and TAG not in value and (all(map(str.isascii, value)) or _whole(value)):
-            if _are_json(value.values()):
+            if len(value) >= _MANY and _are_json(value.values()):
                 return value
             return {
                 key: one if type(one) in _PLAIN else self.part(one, f"{where}[{key!r}]") for key, one in value.items()

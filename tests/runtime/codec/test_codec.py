@@ -424,3 +424,27 @@ def test_flags_come_back_by_their_bits(value: Bits) -> None:
     if value is Bits.ONE | Bits.TWO:
         with pytest.raises(NotSerialisable, match="which now is Bits"):
             codec.decode(text.replace("ONE|TWO", "ONE|FOUR"))
+
+
+CHANGED: list[Any] = []
+
+
+@dataclass
+class Changing:
+    """Reading it changes the containers in `CHANGED`."""
+
+    at: int
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "at":
+            for one in CHANGED:
+                one.clear()
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("items", [list(range(100)), ["a"] * 100, {f"{at}": at for at in range(100)}])
+def test_code_of_the_values_own_does_not_change_what_was_encoded_before(items: Any) -> None:
+    before = codec.encode(items)
+    CHANGED[:] = [items]
+    assert codec.encode([items, Changing(1)]).startswith(f"[{before},")
+    CHANGED.clear()

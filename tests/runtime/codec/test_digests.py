@@ -169,5 +169,17 @@ def test_the_digest_of_a_long_value_is_that_of_its_canonical_text(
         assert digest_of_arguments(arguments, text) == codec.digest_text(text)
 
 
+@pytest.mark.parametrize("part", [{"a": 1, "b": 2}, {"b": 1, "a": 2}])
+def test_the_digest_of_long_arguments_is_that_of_their_text(
+    part: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step gets the arguments that are in the text, also if a thread changes them afterwards."""
+    monkeypatch.setattr(digests, "PIECE", 1000)
+    arguments = {"value": [dict(part) for _ in range(MANY)]}
+    text = codec.encode(arguments)
+    arguments["value"][0]["a"] = 3
+    assert digest_of_arguments(arguments, text) == codec.digest_text(text)
+
+
 def json_of(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), default=str)
