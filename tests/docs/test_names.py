@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ramify
+from tests.changed import PACKAGES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from blocks import ALL_PAGES, ROOT, agrees, blocks, commands
@@ -74,20 +75,7 @@ def test_every_decision_is_listed() -> None:
 def test_every_variable_of_the_environment_is_listed() -> None:
     """But for those that Ramify's own processes give each other."""
     own = {"RAMIFY_OPTIONS", "RAMIFY_REPORT", "RAMIFY_ENGINE_KEY", "RAMIFY_COMPLETE"}
-    packages = [
-        "api",
-        "compiler",
-        "fleet",
-        "fork_engine",
-        "images",
-        "integrations",
-        "runtime",
-        "sandboxes",
-        "serving",
-        "tree_search",
-        "worlds",
-    ]
-    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     read = {name for file in files for name in re.findall(r"RAMIFY_[A-Z_]*[A-Z]", file.read_text())}
     listed = set(re.findall(r"`(RAMIFY_[A-Z_]+)`", (ROOT / "docs" / "reference" / "cli.md").read_text()))
     assert read - own == listed
