@@ -261,7 +261,7 @@ class Databases:
 
     def new(self) -> str:
         if self._server is None:
-            self._server = self._stack.enter_context(postgres.server())
+            self._server = self._stack.enter_context(postgres.server(durable=True))
         return postgres.new_database(self._server)
 
 

@@ -34,7 +34,7 @@ def _server(given: str | None) -> Iterator[str | None]:
     if given or postgres.why_not():
         yield given
         return
-    with postgres.server() as server:
+    with postgres.server(durable=True) as server:
         yield postgres.new_database(server)
 
 

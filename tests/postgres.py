@@ -28,13 +28,14 @@ def why_not() -> str:
 
 
 @contextmanager
-def server(parent: Path | None = None) -> Iterator[str]:
-    """The address of a server that takes new databases. `parent`: where its folder is made."""
+def server(parent: Path | None = None, *, durable: bool = False) -> Iterator[str]:
+    """The address of a server that takes new databases. `parent`: where its folder is made. `durable`: see
+    `own_server`."""
     given = os.environ.get("RAMIFY_TEST_POSTGRES")
     if given:
         yield given
         return
-    with own_server(parent) as own:
+    with own_server(parent, durable=durable) as own:
         yield own.address
 
 
@@ -47,8 +48,9 @@ class OwnServer:
 
 
 @contextmanager
-def own_server(parent: Path | None = None) -> Iterator[OwnServer]:
-    """Start a server. `parent`: where its folder is made."""
+def own_server(parent: Path | None = None, *, durable: bool = False) -> Iterator[OwnServer]:
+    """Start a server. `parent`: where its folder is made. `durable`: a commit waits until the disk has it, as in a new
+    server of PostgreSQL. Tests do without, because none cuts the power; what is measured needs it."""
     bin_folder = binaries()
     assert bin_folder is not None, why_not()
     with tempfile.TemporaryDirectory(prefix="ramify-pg-", dir=parent) as folder:
@@ -56,8 +58,9 @@ def own_server(parent: Path | None = None) -> Iterator[OwnServer]:
             shutil.chown(folder, "postgres")
         data, port = f"{folder}/data", _free_port()
         _as_user(bin_folder / "initdb", "-D", data, "-U", "ramify", "--auth=trust", "-N").check_returncode()
-        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off -c max_connections=300"
-        # No test cuts the power. Four workers of DBOS ask for more than the 100 connections of a new server.
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c max_connections=300"
+        options += f" -c fsync={'on' if durable else 'off'}"
+        # Four workers of DBOS ask for more than the 100 connections of a new server.
 
         def start() -> None:
             started = _as_user(bin_folder / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
