@@ -50,14 +50,17 @@ def check(connection: Connection, address: Address) -> bool:
 
     Raises `StoreError` for a database of a newer ramify or of another program.
     """
+    # Tables first: they and their version appear in one commit, and each statement may see a newer one.
+    tables = connection.exec_driver_sql(_TABLES_THERE[connection.dialect.name]).scalar_one()
     version = version_of(connection)
+    another = "another home (--home DIR)" if address.file is not None else "another database"
     if version > len(REVISIONS):
         raise StoreError(
             f"{address} was written by a newer ramify (schema {version}, this one knows {len(REVISIONS)}): "
-            "upgrade ramify, or use another home (--home DIR)"
+            f"upgrade ramify, or use {another}"
         )
-    if version == 0 and connection.exec_driver_sql(_TABLES_THERE[connection.dialect.name]).scalar_one():
-        raise StoreError(f"{address} is a database of another program: use another home (--home DIR)")
+    if version == 0 and tables:
+        raise StoreError(f"{address} is a database of another program: use {another}")
     return version == len(REVISIONS)
 
 

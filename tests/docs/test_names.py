@@ -79,3 +79,13 @@ def test_every_variable_of_the_environment_is_listed() -> None:
     read = {name for file in files for name in re.findall(r"RAMIFY_[A-Z_]*[A-Z]", file.read_text())}
     listed = set(re.findall(r"`(RAMIFY_[A-Z_]+)`", (ROOT / "docs" / "reference" / "cli.md").read_text()))
     assert read - own == listed
+
+
+def test_the_figures_of_the_readme_are_those_of_the_measurements() -> None:
+    section = (ROOT / "README.md").read_text().partition("## Measurements")[2].partition("\n## ")[0]
+    figure = r"(?<![\w.])\d[\d.,]*\d(?: (?:ms|s|kB|MB|GB)\b)?"
+    measured = "".join((ROOT / "docs" / page).read_text() for page in ("measured.md", "evaluation.md"))
+    rows = [line.split("|")[2:4] for line in section.splitlines() if line.startswith("| ")]
+    shown = {found for cells in rows for cell in cells for found in re.findall(figure, cell)}
+    assert len(shown) > 15
+    assert shown - set(re.findall(figure, measured)) == set()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, event, inspect
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.records import RunId
@@ -186,6 +186,28 @@ async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another program"):
         async with RunStore(path, clock=lambda: 0.0):
             pass
+
+
+@pytest.mark.postgres
+def test_another_process_that_migrates_during_the_check_is_no_other_program(one_database: str) -> None:
+    """On SQLite the check holds the lock of a writer."""
+    where = parse(one_database)
+    engine, other = writer(where), writer(where)
+    asked: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _migrate_between(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if "count(*)" in statement or "to_regclass" in statement:
+            asked.append(statement)
+            if len(asked) == 2:
+                migrate.bring_up_to_date(other, where)
+
+    migrate.bring_up_to_date(engine, where)
+    assert len(asked) >= 2
+    with engine.connect() as connection:
+        assert migrate.version_of(connection) == len(migrate.REVISIONS)
+    engine.dispose()
+    other.dispose()
 
 
 @pytest.mark.postgres
