@@ -49,8 +49,8 @@ class OwnServer:
 
 @contextmanager
 def own_server(parent: Path | None = None, *, durable: bool = False) -> Iterator[OwnServer]:
-    """Start a server. `parent`: where its folder is made. `durable`: a commit waits until the disk has it, as in a new
-    server of PostgreSQL. Tests do without, because none cuts the power; what is measured needs it."""
+    """Start a server. `parent`: where its folder is made. `durable`: a commit waits until the disk has it, as it does
+    by PostgreSQL's default. Tests do without, because none cuts the power. What is measured needs it."""
     bin_folder = binaries()
     assert bin_folder is not None, why_not()
     with tempfile.TemporaryDirectory(prefix="ramify-pg-", dir=parent) as folder:
