@@ -28,6 +28,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import START, StateGraph
 
 from benchmarks import rows as rows_
+from benchmarks.fleet_throughput import committing
 from benchmarks.rows import Row
 from ramify import Runtime, Saver, step, workflow
 
@@ -175,10 +176,7 @@ def _postgres(address: str, size: int, steps: int) -> list[Row]:
         with PostgresSaver.from_conn_string(address) as saver:
             saver.setup()
             theirs += supersteps(saver, size, steps)
-    with psycopg.connect(address) as connection:
-        mode = connection.execute("SELECT current_setting('fsync'), current_setting('synchronous_commit')").fetchone()
-    assert mode is not None
-    name = f"durable superstep, PostgreSQL (fsync={mode[0]}, synchronous_commit={mode[1]}), {size} B"
+    name = f"durable superstep, PostgreSQL ({committing(address)}), {size} B"
     made = [
         row(name, ours, "ms", "LangGraph PostgresSaver", theirs, 0.8),
         row(f"{name}: the floor", floor, "ms", "LangGraph PostgresSaver", theirs, None),
