@@ -35,6 +35,7 @@ Find = Callable[[str], Any]
 
 _BARE = 3  # `$`, `t` and `v`: a dataclass with no state besides its fields
 _SCALARS = frozenset((NoneType, bool, int, float, str))
+_MANY = 64  # items that are worth a look at all of them together
 
 OWN_KINDS = frozenset({"str", "float", "bytes", "tuple", "set", "frozenset", "dict", "path", "dataclass", "enum"})
 """The kinds that occur in Ramify's own records."""
@@ -46,9 +47,12 @@ class Decoder:
     def __init__(self, find: Find | None = None, kinds: frozenset[str] | None = None) -> None:
         self._find = find
         self._kinds = kinds
+        self._types = dict[str, Any]()  # by name
 
     def decode(self, value: Any) -> Any:
         if isinstance(value, list):
+            if len(value) >= _MANY and _SCALARS.issuperset(map(type, value)):
+                return value[:]
             return [one if type(one) in _SCALARS else self.decode(one) for one in value]
         if not isinstance(value, dict):
             return value
@@ -62,8 +66,15 @@ class Decoder:
         if (read := _READERS.get(kind)) is not None:
             return read(self, value["v"], value)
         if (make := _OBJECTS.get(kind)) is not None:
-            return make(self, resolve(value["t"], self._find), value["v"], value)
+            return make(self, self._type(value["t"]), value["v"], value)
         raise NotSerialisable(f"a stored value is of the kind {kind!r}, which this version of Ramify does not know")
+
+    def _type(self, ref: Any) -> Any:
+        if type(ref) is not str:
+            return resolve(ref, self._find)
+        if ref not in self._types:
+            self._types[ref] = resolve(ref, self._find)
+        return self._types[ref]
 
     # Values
 

@@ -17,14 +17,11 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
 import math
 import re
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -35,9 +32,10 @@ from typing import Any
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
+from ramify.runtime.codec.canonical import sort_encoded
 from ramify.runtime.codec.decoder import Decoder
 from ramify.runtime.codec.exceptions import encode_error, encode_validation_error
-from ramify.runtime.codec.long_texts import PIECE, is_shorter_in_unicode, mark
+from ramify.runtime.codec.long_texts import PIECE, width_and_more
 from ramify.runtime.codec.object_state import (
     ASIDE,
     IPS,
@@ -51,18 +49,20 @@ from ramify.runtime.codec.object_state import (
     private_defaults,
     refusal,
     slots_of,
-    without_aside,
 )
 from ramify.runtime.codec.times import encode_date, encode_datetime, encode_timedelta, encode_tzinfo
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
 
 _PLAIN = frozenset((NoneType, bool, int))
-_STR = frozenset((str,))
+_STR, _FLOAT = frozenset((str,)), frozenset((float,))
+_JSON = frozenset((float, list, dict))
+_IN_ORDER = frozenset((tuple, set, frozenset, bytes, bytearray))
+"""Kinds whose encoded form is sorted already."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
 _LOOK_AT, _MANY_TIMES = 1_000_000, 100
 _MANY = 64  # items that are worth a look at all of them together
-_SORTED = json.JSONEncoder(sort_keys=True).encode
+_NUMBER = 8  # about the characters of a number, and of a key
 
 _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -83,36 +83,34 @@ def _whole(texts: Iterable[str]) -> bool:
     return not any(map(_PAIR.search, texts))
 
 
-def _are_json(items: Collection[Any]) -> bool:
-    """Whether many items are all encoded as they are. It looks at them without a step of Python for each."""
-    kinds = set(map(type, items))
-    return kinds <= _PLAIN or (kinds == _STR and all(map(str.isascii, items)))
-
-
-def sort_encoded(encoded: list[Any]) -> list[Any]:
-    """Return items in the order of their texts, to which the state aside does not belong."""
-
-    def text(item: Any) -> str:
-        full = _SORTED(item)
-        return full if ASIDE not in full else _SORTED(without_aside(item))
-
-    return sorted(encoded, key=text)
-
-
 class Encoder:
-    """Encodes one value.
+    """Encodes one value. What it returns holds no container of the value's, and nothing else that can be changed.
 
-    unsure: the value contains an object whose class may change what is decoded. in_unicode: it has a long string that
-    is shorter with its characters as they are. lifts: long bytes are kept in `lifted`, and a mark stands for their
-    base64.
+    Besides JSON's own types it holds bytes, whose base64 is written into the text.
+
+    unsure: the value contains an object whose class may change what is decoded. by_text: only the text tells what is
+    decoded. tagged: it holds more than JSON's own types. in_order: nothing in it has to be sorted for the digest.
+    uncanonical: more than JSON's own objects may have to be sorted for it, or left out. size: about the number of
+    characters of its text. containers: their number.
     """
 
-    def __init__(self, *, lifts: bool = False) -> None:
-        self.lifts, self.lifted = lifts, list[bytes | bytearray]()
-        self.unsure = self.in_unicode = False
-        self._written, self._look_at = 0, _LOOK_AT
+    def __init__(self) -> None:
+        self.unsure = self.by_text = self.tagged = self.uncanonical = False
+        self.in_order = True
+        self.size = self.containers = 0
+        self._width, self._escapes = 1, 0  # of strings beyond ASCII, see `width_and_more`
+        self._has_surrogates = False
+        self._look_at = _LOOK_AT
         self._root: object = None
         self._caching = set[int]()  # the objects whose cached properties are being encoded
+        self._refs = dict[Any, Any]()  # by class
+
+    @property
+    def is_shorter_in_unicode(self) -> bool:
+        """Whether the text is long, and takes less memory with characters beyond ASCII as they are."""
+        if self.size <= PIECE or not self._escapes or self._has_surrogates:
+            return False
+        return self._width * self.size < self.size + self._escapes
 
     def encode(self, value: object, where: str) -> Any:
         self._root = value
@@ -124,57 +122,69 @@ class Encoder:
         if kind in _PLAIN:
             return value
         if kind is str:
+            self.size += len(value)
             return value if value.isascii() else self._str(value)
+        if kind not in _JSON:
+            self.tagged = True
+            self.in_order = self.in_order and kind in _IN_ORDER
         write = WRITERS.get(kind)
         return write(self, value, where) if write is not None else self._object(value, where)
 
     def can_store(self, value: object, where: str) -> bool:
         """Whether a part of the value can be stored."""
-        lifts, self.lifts = self.lifts, False  # what is encoded here is in no text
         try:
             self.part(value, where)
         except NotSerialisable:
             return False
-        finally:
-            self.lifts = lifts
         return True
 
-    @contextmanager
-    def _trying(self) -> Iterator[None]:
-        """Forget the long bytes of a part that is refused: no mark stands for them, so a string of the user's that
-        reads like a mark would be taken for one."""
-        lifted = len(self.lifted)
-        try:
-            yield
-        except BaseException:
-            del self.lifted[lifted:]
-            raise
+    def _ref(self, kind: Any, where: str) -> Any:
+        if (ref := self._refs.get(kind)) is None:
+            ref = self._refs[kind] = ref_of(kind, where)
+        return ref
+
+    def _are_json(self, items: Collection[Any]) -> bool:
+        """Whether many items are all encoded as they are. It looks at them without a step of Python for each."""
+        kinds = set(map(type, items))
+        if kinds == _STR:
+            if not all(map(str.isascii, items)):
+                return False
+            self.size += sum(map(len, items))
+        elif not (kinds <= _PLAIN or (kinds == _FLOAT and all(map(math.isfinite, items)))):
+            return False
+        self.size += _NUMBER * len(items)
+        return True
 
     def _str(self, value: str, _: str = "") -> Any:
-        if len(value) > PIECE and is_shorter_in_unicode(value):
-            self.in_unicode = True
+        if (found := width_and_more(value)) is not None:
+            self._width, self._escapes = max(self._width, found[0]), self._escapes + found[1]
             return value
+        self._has_surrogates = True
         if _PAIR.search(value) is None:
             return value
+        self.tagged = True
         return {TAG: "str", "v": [ord(one) for one in value]}
 
     def _float(self, value: float, _: str) -> Any:
-        return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
+        if math.isfinite(value):
+            return value
+        self.tagged = True
+        return {TAG: "float", "v": repr(value)}
 
     def _items(self, items: Iterable[Any], where: str) -> list[Any]:
         self._count()
-        if type(items) is list and len(items) >= _MANY:
-            items = items[:]  # code of the user's that the encoder calls, or a thread, may change the list meanwhile
-            if _are_json(items):
-                return items
-        return [one if type(one) in _PLAIN else self.part(one, f"{where}[{at}]") for at, one in enumerate(items)]
+        found = list(items)  # code of the user's that the encoder calls, or a thread, may change the list meanwhile
+        self.size += len(found)
+        if len(found) >= _MANY and self._are_json(found):
+            return found
+        return [one if type(one) in _PLAIN else self.part(one, f"{where}[{at}]") for at, one in enumerate(found)]
 
     def _count(self) -> None:
         """Refuse values that share parts excessively: each shared part is written once per place, so n nested lists
         that hold the next one twice would be written 2^n times."""
-        self._written += 1
-        if self._written > self._look_at:
-            if distinct_parts(self._root) * _MANY_TIMES < self._written:
+        self.containers += 1
+        if self.containers > self._look_at:
+            if distinct_parts(self._root) * _MANY_TIMES < self.containers:
                 raise NotSerialisable(
                     "the value holds the same objects so many times that it cannot be written out: pass each "
                     "object once, and refer to it by name"
@@ -188,21 +198,24 @@ class Encoder:
         return {TAG: "tuple", "v": self._items(value, where)}
 
     def _set(self, value: set[Any] | frozenset[Any], where: str) -> Any:
-        lifts, self.lifts = self.lifts, False  # items are sorted by their texts
         items = [self.part(one, f"{where}{{}}") for one in value]
-        self.lifts = lifts
         return {TAG: type(value).__name__, "v": sort_encoded(items)}
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
         self._count()
-        if len(value) >= _MANY:
-            value = dict(value)  # as in `_items`
+        value = dict(value)  # as in `_items`
+        self.size += 2 * _NUMBER * len(value)
         if set(map(type, value)) <= _STR and TAG not in value and (all(map(str.isascii, value)) or _whole(value)):
-            if len(value) >= _MANY and _are_json(value.values()):
+            if self.in_order and len(value) > 1:
+                names = list(value)
+                self.in_order = names == sorted(names)
+            if len(value) >= _MANY and self._are_json(value.values()):
                 return value
             return {
                 key: one if type(one) in _PLAIN else self.part(one, f"{where}[{key!r}]") for key, one in value.items()
             }
+        self.tagged = self.uncanonical = True
+        self.in_order = False
         return {TAG: "dict", "v": self._pairs(value.items(), where)}
 
     def _pairs(self, items: Iterable[tuple[Any, Any]], where: str) -> list[Any]:
@@ -217,6 +230,7 @@ class Encoder:
         if made_by is not None and not isinstance(made_by, type):
             raise NotSerialisable(f"{where} is a defaultdict made by {made_by!r}: pass dict(it), or name a class")
         by = None if made_by is None else ref_of(made_by, where)
+        self.uncanonical = True
         return {TAG: "defaultdict", "f": by, "v": self._pairs(value.items(), where)}
 
     def _refuse_state(self, value: object, where: str) -> None:
@@ -227,17 +241,18 @@ class Encoder:
         return {TAG: "deque", "v": self._items(value, where), "n": value.maxlen}
 
     def _bytes(self, value: bytes | bytearray, _: str) -> Any:
-        if not self.lifts or len(value) <= PIECE:
-            return {TAG: type(value).__name__, "v": base64.b64encode(value).decode()}
-        self.lifted.append(value)
-        return {TAG: type(value).__name__, "v": mark(len(self.lifted) - 1)}
+        self.size += 4 * len(value) // 3
+        return {TAG: type(value).__name__, "v": bytes(value)}  # a thread may change a bytearray meanwhile
 
     def _text(self, value: object, _: str) -> Any:
         return {TAG: type(value).__name__.lower(), "v": str(value)}
 
     def _uuid(self, value: UUID, _: str) -> Any:
         kept = {TAG: "uuid", "v": str(value)}
-        return kept if value.is_safe is SafeUUID.unknown else kept | {ASIDE: {"safe": value.is_safe.value}}
+        if value.is_safe is SafeUUID.unknown:
+            return kept
+        self.uncanonical = True
+        return kept | {ASIDE: {"safe": value.is_safe.value}}
 
     def _complex(self, value: complex, where: str) -> Any:
         return {TAG: "complex", "v": [self._float(value.real, where), self._float(value.imag, where)]}
@@ -264,6 +279,13 @@ class Encoder:
     # Objects
 
     def _object(self, value: Any, where: str) -> Any:
+        kept = self._as_object(value, where)
+        self.containers += 2
+        if kept[TAG] not in ("dataclass", "model") or ASIDE in kept:
+            self.uncanonical = True
+        return kept
+
+    def _as_object(self, value: Any, where: str) -> Any:
         cls = type(value)
         if isinstance(value, Enum):
             return self._enum(value, where)
@@ -293,7 +315,7 @@ class Encoder:
 
     def _enum(self, value: Enum, where: str) -> Any:
         kind, name = type(value), value._name_  # the class may have a `name` of its own
-        ref = ref_of(kind, where)
+        ref = self._ref(kind, where)
         try:
             if kind(value.value) is value:
                 inner = Encoder()
@@ -316,7 +338,7 @@ class Encoder:
     def _namedtuple(self, value: tuple[Any, ...], where: str) -> Any:
         items = [self.part(one, f"{where}.{at}") for at, one in enumerate(tuple.__iter__(value))]
         cls: Any = type(value)
-        kept: dict[str, Any] = {TAG: "namedtuple", "t": ref_of(cls, where), "v": items}
+        kept: dict[str, Any] = {TAG: "namedtuple", "t": self._ref(cls, where), "v": items}
         kept |= self._state(value, where)
         return kept | {ASIDE: {**kept.get(ASIDE, {}), "fields": list(cls._fields)}}
 
@@ -335,7 +357,7 @@ class Encoder:
 
     def _dataclass(self, value: Any, where: str) -> Any:
         cls: Any = type(value)
-        ref, layout = ref_of(cls, where), dataclass_layout(cls)
+        ref, layout = self._ref(cls, where), dataclass_layout(cls)
         self.unsure = self.unsure or not layout.plain
         fields = {}
         for name in layout.fields:
@@ -377,22 +399,21 @@ class Encoder:
         kept = {}
         for name, one in cached.items():
             try:
-                with self._trying():
-                    kept[name] = self.part(one, f"{where}.{name}")
+                kept[name] = self.part(one, f"{where}.{name}")
             except Exception:  # noqa: BLE001  a cached value may be of any class: it is computed again when it is read
                 continue
         self._caching.discard(id(value))
         return kept
 
     def _model(self, cls: Any, value: Any, where: str) -> Any:
-        ref = ref_of(cls, where)
+        ref = self._ref(cls, where)
         try:
-            with self._trying():
-                return self._model_state(cls, value, where, ref)
+            return self._model_state(cls, value, where, ref)
         except NotSerialisable as refused:
             if (by_itself := model_json(cls, value)) is None:
                 raise
             del refused
+        self.by_text = True
         kept = {TAG: "pydantic", "t": ref, "v": by_itself}
         if value.model_fields_set != set(cls.model_fields):
             kept["set"] = sorted(value.model_fields_set)
