@@ -113,7 +113,7 @@ class Encoded:
         known, tree = self._encoder, self._tree
         if known is None or known.by_text:
             return None
-        if known.in_order and self._text is not None:
+        if known.in_order and self._text is not None and self._text.isascii():
             return sha256_of([self._text])
         if known.uncanonical:
             tree = canonical(tree)

@@ -103,7 +103,8 @@ class Encoder:
         self._look_at = _LOOK_AT
         self._root: object = None
         self._caching = set[int]()  # the objects whose cached properties are being encoded
-        self._refs = dict[Any, Any]()  # by class
+        self._objects = dict[Any, Writer]()  # by class
+        self._refs, self._names = dict[Any, Any](), dict[Any, frozenset[str]]()  # by class
 
     @property
     def is_shorter_in_unicode(self) -> bool:
@@ -143,6 +144,14 @@ class Encoder:
             ref = self._refs[kind] = ref_of(kind, where)
         return ref
 
+    def _as_is(self, one: Any) -> bool:
+        """Whether a part is encoded as it is. Takes less time than `part`, whose caller has to name its place."""
+        kind = type(one)
+        if kind is str and one.isascii():
+            self.size += len(one)
+            return True
+        return kind in _PLAIN or (kind is float and math.isfinite(one))
+
     def _are_json(self, items: Collection[Any]) -> bool:
         """Whether many items are all encoded as they are. It looks at them without a step of Python for each."""
         kinds = set(map(type, items))
@@ -177,7 +186,7 @@ class Encoder:
         self.size += len(found)
         if len(found) >= _MANY and self._are_json(found):
             return found
-        return [one if type(one) in _PLAIN else self.part(one, f"{where}[{at}]") for at, one in enumerate(found)]
+        return [one if self._as_is(one) else self.part(one, f"{where}[{at}]") for at, one in enumerate(found)]
 
     def _count(self) -> None:
         """Refuse values that share parts excessively: each shared part is written once per place, so n nested lists
@@ -212,7 +221,7 @@ class Encoder:
             if len(value) >= _MANY and self._are_json(value.values()):
                 return value
             return {
-                key: one if type(one) in _PLAIN else self.part(one, f"{where}[{key!r}]") for key, one in value.items()
+                key: one if self._as_is(one) else self.part(one, f"{where}[{key!r}]") for key, one in value.items()
             }
         self.tagged = self.uncanonical = True
         self.in_order = False
@@ -287,31 +296,16 @@ class Encoder:
 
     def _as_object(self, value: Any, where: str) -> Any:
         cls = type(value)
-        if isinstance(value, Enum):
-            return self._enum(value, where)
-        if cls.__module__ == "ipaddress" and cls.__name__ in IPS:
-            return {TAG: "ip", "t": cls.__name__, "v": str(value)}
-        if is_url(cls):
-            self.unsure = True
-            return {TAG: "url", "t": ref_of(cls, where), "v": str(value)}
-        if cls.__module__.startswith("pydantic_core"):
-            if cls.__name__ == "TzInfo":
-                return encode_tzinfo(self, value, where)
-            if cls.__name__ == "ValidationError":
-                return encode_validation_error(self, value, where)
-            raise refusal(value, where)
-        if isinstance(value, BaseException):
-            return encode_error(self, value, where)
-        if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
-            return self._model(cls, value, where)
-        if isinstance(value, tuple) and hasattr(cls, "_fields"):
-            return self._namedtuple(value, where)
-        base = next((kind for kind in cls.__mro__ if kind in _BASE_VALUE), None)
-        if base is not None:
-            return self._sub(base, value, where)
-        if dataclasses.is_dataclass(value):
-            return self._dataclass(value, where)
-        raise refusal(value, where)
+        if (write := self._objects.get(cls)) is None:
+            write = self._objects[cls] = _writer_of(value, where)
+        return write(self, value, where)
+
+    def _ip(self, value: Any, _: str) -> Any:
+        return {TAG: "ip", "t": type(value).__name__, "v": str(value)}
+
+    def _url(self, value: Any, where: str) -> Any:
+        self.unsure = True
+        return {TAG: "url", "t": self._ref(type(value), where), "v": str(value)}
 
     def _enum(self, value: Enum, where: str) -> Any:
         kind, name = type(value), value._name_  # the class may have a `name` of its own
@@ -342,7 +336,8 @@ class Encoder:
         kept |= self._state(value, where)
         return kept | {ASIDE: {**kept.get(ASIDE, {}), "fields": list(cls._fields)}}
 
-    def _sub(self, base: type, value: Any, where: str) -> Any:
+    def _sub(self, value: Any, where: str) -> Any:
+        base = next(kind for kind in type(value).__mro__ if kind in _BASE_VALUE)
         if isinstance(value, defaultdict) and value.default_factory is not None:
             raise refusal(value, where)  # it is in no attribute that could be set again
         self.unsure = True
@@ -365,12 +360,13 @@ class Encoder:
                 one = getattr(value, name)
             except AttributeError:  # a field with init=False that was never set
                 continue
-            fields[name] = one if type(one) in _PLAIN else self.part(one, f"{where}.{name}")
+            fields[name] = one if self._as_is(one) else self.part(one, f"{where}.{name}")
         kept: dict[str, Any] = {TAG: "dataclass", "t": ref, "v": fields}
         if len(fields) < len(layout.fields):
             kept["unset"] = sorted(layout.fields.keys() - fields.keys())
-        state = {name: getattr(value, name) for name in layout.slots if hasattr(value, name)}
-        if inside := getattr(value, "__dict__", None):
+        state = {name: getattr(value, name) for name in layout.slots if hasattr(value, name)} if layout.slots else {}
+        inside = getattr(value, "__dict__", None)
+        if inside and inside.keys() != fields.keys():
             state |= {name: one for name, one in inside.items() if name not in fields}
         if state:
             kept |= self._more(value, state, where)
@@ -405,7 +401,8 @@ class Encoder:
         self._caching.discard(id(value))
         return kept
 
-    def _model(self, cls: Any, value: Any, where: str) -> Any:
+    def _model(self, value: Any, where: str) -> Any:
+        cls: Any = type(value)
         ref = self._ref(cls, where)
         try:
             return self._model_state(cls, value, where, ref)
@@ -420,12 +417,19 @@ class Encoder:
         return kept
 
     def _model_state(self, cls: Any, value: Any, where: str, ref: Any) -> Any:
-        names, state = set(cls.model_fields), dict(value.__dict__)
-        fields = {name: self.part(one, f"{where}.{name}") for name, one in state.items() if name in names}
+        if (names := self._names.get(cls)) is None:
+            names = self._names[cls] = frozenset(cls.model_fields)
+        state = dict(value.__dict__)
+        fields = {
+            name: one if self._as_is(one) else self.part(one, f"{where}.{name}")
+            for name, one in state.items()
+            if name in names
+        }
         kept: dict[str, Any] = {TAG: "model", "t": ref, "v": fields}
-        if names - state.keys():
+        if len(fields) < len(names):
             kept["unset"] = sorted(names - state.keys())
-        kept |= self._more(value, {name: one for name, one in state.items() if name not in names}, where)
+        if len(fields) < len(state):
+            kept |= self._more(value, {name: one for name, one in state.items() if name not in names}, where)
         given = value.__pydantic_fields_set__
         if given != names:
             kept["set"] = sorted(given)
@@ -442,7 +446,38 @@ class Encoder:
         return kept
 
 
-WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
+Writer = Callable[[Encoder, Any, str], Any]
+
+
+def _writer_of(value: Any, where: str) -> Writer:
+    """Return what encodes objects of the value's class."""
+    cls = type(value)
+    if isinstance(value, Enum):
+        return Encoder._enum
+    if cls.__module__ == "ipaddress" and cls.__name__ in IPS:
+        return Encoder._ip
+    if is_url(cls):
+        return Encoder._url
+    if cls.__module__.startswith("pydantic_core"):
+        if cls.__name__ == "TzInfo":
+            return encode_tzinfo
+        if cls.__name__ == "ValidationError":
+            return encode_validation_error
+        raise refusal(value, where)
+    if isinstance(value, BaseException):
+        return encode_error
+    if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
+        return Encoder._model
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        return Encoder._namedtuple
+    if any(kind in _BASE_VALUE for kind in cls.__mro__):
+        return Encoder._sub
+    if dataclasses.is_dataclass(value):
+        return Encoder._dataclass
+    raise refusal(value, where)
+
+
+WRITERS: Mapping[type, Writer] = {
     float: Encoder._float,
     list: Encoder._list,
     dict: Encoder._dict,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from itertools import islice
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
@@ -74,16 +75,16 @@ class _Parts:
         """Yield the parts of a list or an object. How many items are a part depends on the length of the one
         before."""
         is_list = type(encoded) is list
-        items = encoded if is_list else sorted(encoded.items()) if self._in_order else list(encoded.items())
+        names = iter(sorted(encoded) if self._in_order and not is_list else encoded)
         yield "[" if is_list else "{"
         at, some = 0, 1
-        while at < len(items):
+        while at < len(encoded):
             if at:
                 yield ","
-            found = items[at : at + some]
+            found = encoded[at : at + some] if is_list else {name: encoded[name] for name in islice(names, some)}
             at += len(found)
             length = 1
-            for part in self._of_some(found if is_list else dict(found), depth):
+            for part in self._of_some(found, depth):
                 length += len(part)
                 yield part
             some = max(1, min(some * _GROWS, some * PIECE // length))

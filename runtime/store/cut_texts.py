@@ -21,12 +21,13 @@ Ask = Callable[[str, Sequence[object]], list[dict[str, Any]]]
 """Returns the rows of a query."""
 
 
-def cut_texts(names: Collection[Digest], ask: Ask) -> dict[Digest, str]:
+def cut_texts(names: Collection[Digest], ask: Ask, *, on_server: bool) -> dict[Digest, str]:
     """Return what stands for those of these texts that are long."""
+    size_of_text = "octet_length(text)" if on_server else "length(CAST(text AS BLOB))"
     found, every = dict[Digest, str](), sorted(names)
     for at in range(0, len(every), _AT_ONCE):
         some = every[at : at + _AT_ONCE]
-        for row in ask(f"{_SIZES} IN ({', '.join('?' * len(some))})", some):
+        for row in ask(_sizes(size_of_text, len(some)), some):
             size = row["keep"] + row["more"] if row["keep"] is not None else row["size"]
             if size > LONGER:
                 begins = _beginning(row["digest"], ask)
@@ -35,7 +36,11 @@ def cut_texts(names: Collection[Digest], ask: Ask) -> dict[Digest, str]:
     return found
 
 
-_SIZES = "SELECT digest, keep, length(tail) - 1 AS more, length(text) AS size FROM blobs WHERE digest"
+def _sizes(size_of_text: str, count: int) -> str:
+    columns = f"digest, keep, length(tail) - 1 AS more, {size_of_text} AS size"
+    return f"SELECT {columns} FROM blobs WHERE digest IN ({', '.join('?' * count)})"
+
+
 _ROOT = (
     "WITH RECURSIVE chain (name, base, keep) AS (SELECT digest, base, keep FROM blobs WHERE digest = ? UNION ALL "
     "SELECT b.digest, b.base, b.keep FROM blobs AS b JOIN chain ON b.digest = chain.base) "

@@ -174,7 +174,9 @@ class Reader:
             for row in found:
                 del row["n"]
             names = rows.names_in(found)
-            cut = cut_texts(names & rows.values_in(found), self._rows) if self._cuts else {}
+            cut: Mapping[Digest, str] = {}
+            if self._cuts:
+                cut = cut_texts(names & rows.values_in(found), self._rows, on_server=self.address.file is None)
             texts = {**self._texts(names - cut.keys()), **cut}
             return [make(row) for row in rows.with_texts(found, texts)]
         except (ValueError, TypeError, KeyError, zlib.error) as error:
