@@ -25,6 +25,7 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.open_bucket import OpenBucket
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.errors import RunNotFound, TargetBroken, TargetNotFound, WorkflowChanged
 from ramify.runtime.execution.driver import reuse_of
 from ramify.runtime.execution.placed_steps import StepAnswer, StepOrder
@@ -210,17 +211,18 @@ class StepHost:
 
     async def _run(self, there: _OfRun, step: StepDef, order: StepOrder, faces: list[Sandbox]) -> StepAnswer:
         run, branch = there.run, there.branch(order)
-        call = StepCall(RunScope(run, branch), step, run.plan.op(order.op), order.key, "", order.arguments)
+        call = StepCall(
+            RunScope(run, branch), step, run.plan.op(order.op), order.key, "", Encoded.of_text(order.arguments)
+        )
         if order.state is None:
-            result, _ = await run_attempt(call, None, order.attempt)
-            return StepAnswer(result)
+            return StepAnswer((await run_attempt(call, None, order.attempt)).text)
         call = replace(call, aside=order.aside)
         attrs = dict[str, str]()
         async with branch.lock, AsyncExitStack() as held:
             own = StepWorld(call, order.attempt, held, attrs, reuses=False)
             try:
                 faces.append(await own.face())
-                result, _ = await run_attempt(call, faces[0], order.attempt)
+                result = (await run_attempt(call, faces[0], order.attempt)).text
                 await own.ended()
                 sealed, timings = await self._sealed(call, own, held)
             except BaseException:

@@ -54,7 +54,7 @@ def state_names(context: click.Context, parameter: click.Parameter, written: str
 def _found(context: click.Context, written: str, *, states: bool) -> list[CompletionItem]:
     home = _home(context)
     try:
-        return home.read(lambda store: _read(store, written, states=states))
+        return home.read(lambda store: _read(store, written, states=states), whole=False)
     except Exception as error:
         if not (is_ours(error) or isinstance(error, OSError)):
             raise

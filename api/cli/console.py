@@ -137,11 +137,14 @@ def styled(text: str, style: str) -> str:
 
 
 def say_json(value: object) -> None:
+    say_text(json_text(value))
+
+
+def json_text(value: object) -> str:
     try:
-        text = json.dumps(value, indent=2, allow_nan=False)
+        return json.dumps(value, indent=2, allow_nan=False)
     except ValueError:  # NaN or infinity
-        text = json.dumps(_finite(value), indent=2)
-    say_text(text)
+        return json.dumps(_finite(value), indent=2)
 
 
 def _finite(value: object) -> object:

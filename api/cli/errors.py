@@ -18,7 +18,7 @@ import click
 
 from ramify import paths
 from ramify.cli.console import LocationOptions
-from ramify.inspect.text import harmless
+from ramify.inspect.text import LONGER, SHOWN, byte_count, harmless
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -115,8 +115,17 @@ def _mend(error: OSError, typed: LocationOptions | None) -> str:
 
 
 def _say(message: str, typed: LocationOptions | None = None) -> None:
-    said = message if typed is None else typed.complete(message)
+    said = _bounded(message) if typed is None else typed.complete(_bounded(message))
     click.echo(harmless(f"ramify: {said.strip()}", sys.stderr), err=True)
+
+
+def _bounded(message: str) -> str:
+    """A message; of a long one, which quotes a value, both ends and the size."""
+    return (
+        message
+        if len(message) <= LONGER
+        else f"{message[:SHOWN]}… ({byte_count(len(message))} in all) …{message[-SHOWN:]}"
+    )
 
 
 def _show_users_frames(error: Exception) -> None:
@@ -129,7 +138,7 @@ def _show_users_frames(error: Exception) -> None:
         click.echo("Traceback (most recent call last):", err=True)
         click.echo(harmless("".join(traceback.format_list(frames)).rstrip("\n"), sys.stderr), err=True)
         first = "".join(traceback.format_exception_only(cause)).splitlines()[0]
-        click.echo(harmless(first, sys.stderr), err=True)
+        click.echo(harmless(_bounded(first), sys.stderr), err=True)
     elif isinstance(cause, SyntaxError):
         click.echo(harmless("".join(traceback.format_exception_only(cause)).rstrip("\n"), sys.stderr), err=True)
 

@@ -172,4 +172,4 @@ def variable_lines(between: StateDiff) -> list[str]:
 
 
 def _value(value: str | None) -> str:
-    return "not set" if value is None else repr(fitted(printable(value), _LONGEST))
+    return "not set" if value is None else repr(fitted(value, _LONGEST))

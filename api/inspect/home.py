@@ -45,8 +45,9 @@ class Home:
     clock: Callable[[], float] = time.time
     database_given: str | None = None
 
-    def read(self, query: Callable[[Reader], Coroutine[Any, Any, T]]) -> T:
-        """The result of `query` on the database, without an event loop.
+    def read(self, query: Callable[[Reader], Coroutine[Any, Any, T]], *, whole: bool = True) -> T:
+        """The result of `query` on the database, without an event loop. If not `whole`, of long arguments and results
+        only the beginning is read, which is enough to show them.
 
         Raises `RunNotFound` if there is no database yet: a command that only reads creates nothing.
         """
@@ -55,7 +56,7 @@ class Home:
 
         gc.disable()  # the rows stay alive: searching them for garbage would take a quarter of the time
         try:
-            with reading(self.database) as reader:
+            with reading(self.database, cuts=not whole) as reader:
                 return at_once(query(reader))
         finally:
             gc.freeze()
@@ -130,7 +131,7 @@ class Home:
 
     def find(self, text: str) -> refs.Place:
         """The state that `text` names. Raises `RunNotFound` and `AmbiguousRef`."""
-        return self.read(lambda store: find_state(store, text))
+        return self.read(lambda store: find_state(store, text), whole=False)
 
     def status(self, run: RunRecord, leases: Mapping[RunId, Lease] | None = None) -> str:
         """The status to show for a run. `leases`: if they were read already.
@@ -154,13 +155,13 @@ class Home:
         if is_held(locks, run.id):
             return True
         if leases is None:
-            leases = self.read(lambda store: store.leases([run.id], self.clock()))
+            leases = self.read(lambda store: store.leases([run.id], self.clock()), whole=False)
         return is_worked_on(locks, run.id, leases.get(run.id))
 
     def _has_doubts(self, run: RunRecord) -> bool:
         from ramify.runtime.store.reader import at_once, reading
 
-        with reading(self.database) as reader:
+        with reading(self.database, cuts=True) as reader:
             return any(effect.status in DOUBTFUL or effect.lacks_result for effect in at_once(reader.effects(run.id)))
 
 

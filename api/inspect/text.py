@@ -87,9 +87,22 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Contai
     return lines
 
 
+LONGER = 1 << 16  # characters
+SHOWN = 1 << 12  # of a longer text
+
+
 def fitted(text: str, width: int) -> str:
-    """Clipped if stdout is a terminal; whole in a pipe or a file, where any part may be searched for."""
-    return clipped(text, width) if sys.stdout.isatty() else text
+    """A text from a user's program in one line. Clipped if stdout is a terminal; whole in a pipe or a file, where any
+    part may be searched for. Of a longer text than 64 kB, the beginning and the size."""
+    if len(text) > LONGER:
+        return beginning(text, len(text), width)
+    return clipped(printable(text[: width + 1]), width) if sys.stdout.isatty() else printable(text)
+
+
+def beginning(text: str, size: int, width: int) -> str:
+    """The beginning of a long text in one line, and its size in bytes."""
+    room = width if sys.stdout.isatty() else SHOWN
+    return f"{printable(text[: room - 1])}… ({byte_count(size)} in all; --json prints it whole)"
 
 
 def escaped(text: str, *, colours: bool = False) -> str:

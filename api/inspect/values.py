@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ramify.inspect.text import beginning, byte_count, fitted
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.persisted_names import present_name
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.langgraph.value_summary import brief, messages_in
 from ramify.runtime.records import OpRecord
+from ramify.runtime.store.cut_texts import CUT
 from ramify.sandboxes.contract import RunResult
 
 
@@ -21,6 +23,8 @@ def plain(value: object) -> object:
         return [plain(one) for one in value]
     if not isinstance(value, dict):
         return value
+    if value.get("$") == CUT:
+        return f"{value['begins']}… ({byte_count(value['bytes'])} in all)"
     if "$" not in value or "v" not in value:
         return {key: plain(one) for key, one in value.items()}
     kind, body = value["$"], value["v"]
@@ -37,6 +41,18 @@ def spoken(value: object) -> str:
     """The value in one line; of messages, their number and the last one."""
     told = plain(value)
     return brief(told) if messages_in(told) else json.dumps(told, ensure_ascii=False)
+
+
+def value_line(value: object, width: int) -> str:
+    """A stored value in one line, as `spoken`; of a long one, its beginning and its size."""
+    if isinstance(value, dict) and value.get("$") == CUT:
+        return beginning(value["begins"], value["bytes"], width)
+    return fitted(spoken(value), width)
+
+
+def json_line(text: str, width: int) -> str:
+    """The JSON of a stored value in one line; of a long one, its beginning and its size."""
+    return value_line(json.loads(text), width) if text.startswith(f'{{"$": "{CUT}"') else fitted(text, width)
 
 
 def parse_value(text: str) -> Any:

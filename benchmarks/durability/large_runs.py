@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import pydantic
 
 from benchmarks.rows import Row, median_row, row
 from ramify import Runtime, Sandbox, step, workflow
@@ -58,11 +60,56 @@ async def stops(count: int) -> None:
     await new_step()
 
 
+@dataclass
+class Document:
+    title: str
+    text: str
+    score: float
+
+
+class Page(pydantic.BaseModel):
+    title: str
+    text: str
+    score: float
+
+
+def tree(levels: int, length: int) -> dict[str, Any]:
+    if levels == 0:
+        return {"text": "x" * length}
+    return {"name": "node", "children": [tree(levels - 1, length // 2) for _ in range(2)]}
+
+
 MADE: Mapping[str, Callable[[int], Any]] = {
     "text": lambda length: "x" * length,
     "bytes": lambda length: bytes(range(250)) * (length // 250),
     "unicode": lambda length: 'é"\n\\' * (length // 4),
+    "emoji": lambda length: "\U0001f600" * (length // 4),
     "entries": lambda length: {f"key {at}": f"value {at}" for at in range(length // 250)},
+    "messages": lambda length: [{"role": "user", "content": f"{at:09} " * 100} for at in range(length // 1000)],
+    "french": lambda length: [{"role": "user", "content": f"{at:08} é" * 100} for at in range(length // 1000)],
+    "list of bytes": lambda length: [at.to_bytes(10, "big") * 100 for at in range(length // 1000)],
+    "nested": lambda length: tree(12, length),
+    "integers": lambda length: list(range(10**6, 10**6 + length // 36)),
+    "floats": lambda length: [at / 7 for at in range(length // 32)],
+    "dataclasses": lambda length: [Document(f"page {at}", f"{at:09} " * 100, at / 7) for at in range(length // 1000)],
+    "models": lambda length: [
+        Page(title=f"page {at}", text=f"{at:09} " * 100, score=at / 7) for at in range(length // 1000)
+    ],
+}
+NAMES = {
+    "text": "50 MB string through two steps",
+    "bytes": "50 MB of bytes through two steps",
+    "unicode": "50 M characters through two steps, all of them escaped in ASCII",
+    "emoji": "50 MB of emoji through two steps",
+    "entries": "dict of 200,000 entries through two steps",
+    "messages": "50,000 messages of 1 kB through two steps",
+    "french": "50,000 messages of 1 kB with accents through two steps",
+    "list of bytes": "50,000 times 1 kB of bytes through two steps",
+    "nested": "50 MB in nested dicts through two steps",
+    "integers": "1.4 million integers through two steps",
+    "floats": "1.6 million floats through two steps",
+    "dataclasses": "50,000 dataclasses of 1 kB through two steps",
+    "models": "50,000 pydantic models of 1 kB through two steps",
 }
 
 
@@ -97,10 +144,7 @@ def rows(quick: bool) -> list[Row]:
         _flat("pure", count, worlds=False),
         _flat("world", of_worlds, worlds=True),
         _resume(3 if quick else 10),
-        *_long_value("50 MB string through two steps", "text"),
-        *_long_value("50 MB of bytes through two steps", "bytes"),
-        *_long_value("50 M characters through two steps, all of them escaped in ASCII", "unicode"),
-        *_long_value("dict of 200,000 entries through two steps", "entries"),
+        *(each for which, name in NAMES.items() for each in _long_value(name, which)),
         *_long_value("argument of 300,000 integers", "numbers"),
     ]
 
@@ -153,16 +197,22 @@ def _long_value(name: str, which: str) -> list[Row]:
 def _measured(which: str) -> tuple[float, float, float]:
     async def work(runtime: Runtime) -> tuple[float, float, float]:
         await runtime.run(long_value, "text", 10)  # imports, the database
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = _kilobytes("VmRSS")
         begun, used = time.perf_counter(), time.process_time()
         if which == "numbers":
             await runtime.run(long_list, list(range(NUMBERS)))
         else:
             await runtime.run(long_value, which, LENGTH)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return time.perf_counter() - begun, time.process_time() - used, (peak - before) / 1024
+        took = time.perf_counter() - begun, time.process_time() - used
+        return *took, (_kilobytes("VmHWM") - before) / 1024
 
     return asyncio.run(_in_runtime(work))
+
+
+def _kilobytes(name: str) -> int:
+    """Return a figure of this process's memory. Not `ru_maxrss`, which includes the process that started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
 
 
 async def _in_runtime(work: Any) -> Any:

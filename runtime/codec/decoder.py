@@ -35,6 +35,7 @@ Find = Callable[[str], Any]
 
 _BARE = 3  # `$`, `t` and `v`: a dataclass with no state besides its fields
 _SCALARS = frozenset((NoneType, bool, int, float, str))
+_MANY = 64  # items that are worth a look at all of them together
 
 OWN_KINDS = frozenset({"str", "float", "bytes", "tuple", "set", "frozenset", "dict", "path", "dataclass", "enum"})
 """The kinds that occur in Ramify's own records."""
@@ -46,11 +47,16 @@ class Decoder:
     def __init__(self, find: Find | None = None, kinds: frozenset[str] | None = None) -> None:
         self._find = find
         self._kinds = kinds
+        self._types = dict[str, Any]()  # by name
+        self._models = dict[Any, tuple[Mapping[str, Any], Mapping[str, Any]]]()  # their fields and private attributes
 
     def decode(self, value: Any) -> Any:
-        if isinstance(value, list):
+        shape = type(value)
+        if shape is list:
+            if len(value) >= _MANY and _SCALARS.issuperset(map(type, value)):
+                return value[:]
             return [one if type(one) in _SCALARS else self.decode(one) for one in value]
-        if not isinstance(value, dict):
+        if shape is not dict:
             return value
         kind = value.get(TAG)
         if kind is None:
@@ -62,8 +68,15 @@ class Decoder:
         if (read := _READERS.get(kind)) is not None:
             return read(self, value["v"], value)
         if (make := _OBJECTS.get(kind)) is not None:
-            return make(self, resolve(value["t"], self._find), value["v"], value)
+            return make(self, self._type(value["t"]), value["v"], value)
         raise NotSerialisable(f"a stored value is of the kind {kind!r}, which this version of Ramify does not know")
+
+    def _type(self, ref: Any) -> Any:
+        if type(ref) is not str:
+            return resolve(ref, self._find)
+        if ref not in self._types:
+            self._types[ref] = resolve(ref, self._find)
+        return self._types[ref]
 
     # Values
 
@@ -231,14 +244,20 @@ class Decoder:
     def _model(self, cls: Any, body: Any, value: Any) -> Any:
         from pydantic_core import PydanticUndefined
 
-        fields, private = _model_parts(cls)
+        if (parts := self._models.get(cls) if isinstance(cls, type) else None) is None:
+            parts = self._models[cls] = _model_parts(cls)
+        fields, private = parts
         made = cls.__new__(cls)
         state = self._fields(cls, body, value, fields, _model_default)
-        state |= {name: self.decode(one) for name, one in value.get("more", {}).items()}
-        state.update(self._cached(cls, value))
         aside = value.get(ASIDE, {})
+        if "more" in value:
+            state |= {name: self.decode(one) for name, one in value["more"].items()}
+        if aside:
+            state.update(self._cached(cls, value))
         object.__setattr__(made, "__dict__", state)
-        object.__setattr__(made, "__pydantic_fields_set__", set(value.get("set", aside.get("set", body))))
+        object.__setattr__(
+            made, "__pydantic_fields_set__", set(value["set"] if "set" in value else aside.get("set", body))
+        )
         if cls.__pydantic_root_model__:  # root models have no extra or private state
             return made
         object.__setattr__(made, "__pydantic_extra__", self.decode(value.get("extra")))

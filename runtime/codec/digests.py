@@ -1,6 +1,4 @@
-"""Digests of values beside those of `codec`: of long texts without parsing them, and of earlier versions' texts.
-
-A text in which nothing has to be sorted is not parsed and written again (`digest_of_text`).
+"""The digests by which a journal knows values: those of now, and those of earlier versions.
 
 Journal keys contain a digest of the arguments. Earlier versions encoded a pydantic model as its own JSON, a time zone
 as its offset, a duration as seconds, and left out `fold`. Their texts can still be decoded (`decoder`). If a run's
@@ -16,7 +14,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -24,97 +22,12 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
 
-from ramify.runtime.codec import codec
-from ramify.runtime.codec.encoder import sort_encoded
-from ramify.runtime.codec.long_texts import PIECE, has_surrogates, parts_of_base64, parts_of_string, sha256_of
+from ramify.runtime.codec.canonical import sort_encoded
+from ramify.runtime.codec.encoded_value import Encoded
+from ramify.runtime.codec.long_texts import digest_text
 from ramify.runtime.codec.object_state import TAG
 from ramify.runtime.codec.persisted_names import stored_name
 from ramify.runtime.user_code.workflow_loader import canonical_module
-
-
-def digest_of_result(value: object, text: str) -> str:
-    """Return `codec.digest_text(text)`. `text`: the encoded value, which nobody has changed since."""
-    return sha256_of(_parts_of_value(value)) if _is_long(value) else _digest_with(value, text)
-
-
-def digest_of_text(text: str) -> str:
-    """Return `codec.digest_text(text)`. A text without objects is its own canonical form."""
-    return sha256_of([text]) if "{" not in text else codec.digest_text(text)
-
-
-def _digest_with(value: object, text: str) -> str:
-    """Return `codec.digest_text(text)`; a long text is not parsed for it if its value tells enough."""
-    if len(text) <= PIECE or "{" not in text:
-        return digest_of_text(text)
-    if _is_in_order(value):
-        return sha256_of([text])
-    return codec.digest_text(text) if f'"{TAG}"' in text else codec.digest_of_parsed(text, value)
-
-
-def _is_in_order(value: object) -> bool:
-    """Whether the encoded value is its own canonical form, because nothing in it has to be sorted."""
-    kind, items = type(value), value
-    if isinstance(value, dict) and kind is dict:
-        names = list(value)
-        if not set(map(type, names)) <= {str} or TAG in value or not all(map(str.isascii, names)):
-            return False
-        if names != sorted(names):
-            return False
-        items = value.values()
-    elif kind not in (list, tuple):
-        return kind in _ATOMS
-    kinds: set[type] = set(map(type, items))  # type: ignore[call-overload]
-    return kinds <= _ATOMS or all(map(_is_in_order, items))  # type: ignore[call-overload]
-
-
-_ATOMS = frozenset((str, bytes, bytearray, int, float, bool, type(None)))
-
-
-def digest_of_arguments(arguments: Mapping[str, object], text: str) -> str:
-    """Return `codec.digest_text(text)`. `text`: the encoded arguments, by name. If none of them holds an object, only
-    the names have an order."""
-    is_plain = text.count("{") == 1 and f'"{TAG}":' not in text  # so the names are strings
-    if is_plain and list(arguments) == sorted(arguments):
-        return sha256_of([text])
-    if len(text) > PIECE and _is_in_order(arguments):
-        return sha256_of([text])
-    return digest_of_text(text)  # not `digest_of_parsed`: a thread may have changed an argument since
-
-
-def digest_of_long_arguments(arguments: Mapping[str, object]) -> str | None:
-    """Return `codec.digest_text` of the encoded arguments without writing them as one text. None if it has to be
-    written: no argument is long bytes or a long string, or one has surrogates."""
-    if not any(map(_is_long, arguments.values())):
-        return None
-    if any(type(one) is str and has_surrogates(one) for one in arguments.values()):
-        return None
-    return sha256_of(_parts(arguments))
-
-
-def _is_long(value: object) -> bool:
-    """Whether a value is long bytes, or a long string without surrogates."""
-    return (type(value) is bytes and len(value) > PIECE) or (
-        type(value) is str and len(value) > PIECE and not has_surrogates(value)
-    )
-
-
-def _parts(arguments: Mapping[str, object]) -> Iterator[str]:
-    for at, name in enumerate(sorted(arguments)):
-        yield f"{',' if at else '{'}{json.dumps(name)}:"
-        yield from _parts_of_value(arguments[name])
-    yield "}"
-
-
-def _parts_of_value(value: object) -> Iterator[str]:
-    if type(value) is str:
-        yield from parts_of_string(value)
-    elif type(value) is bytes:
-        yield f'{{"{TAG}":"bytes","v":"'
-        yield from parts_of_base64(value)
-        yield '"}'
-    else:
-        yield codec.encode(value)
-
 
 _CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')
 _NAMED_TUPLE = '"$":"namedtuple"'
@@ -140,11 +53,12 @@ class KnownDigests(Protocol):
     def is_reordered(self, text: str) -> bool: ...
 
 
-def digest_in_journal(journal: KnownDigests, value: object, text: str) -> str:
-    """Return the digest by which this run's journal knows a value. `text`: the value as encoded today."""
-    now = digest_of_arguments(value, text) if type(value) is dict else codec.digest_text(text)
-    if not journal.has_digests:
+def digest_in_journal(journal: KnownDigests, value: object, encoded: Encoded) -> str:
+    """Return the digest by which this run's journal knows a value. `encoded`: the value as it is encoded today."""
+    now = encoded.digest()
+    if not journal.has_digests or not encoded.tagged:  # JSON's own types were never encoded otherwise
         return now
+    text = encoded.text()
     reordered = _NAMED_TUPLE in text and journal.is_reordered(text)
     if reordered and (earlier := _earlier_digest(journal, text)) is not None:
         return earlier
@@ -158,7 +72,7 @@ def digest_in_journal(journal: KnownDigests, value: object, text: str) -> str:
 
 
 def _earlier_digest(journal: KnownDigests, text: str) -> str | None:
-    digests = (codec.digest_text(earlier) for earlier in journal.earlier_texts(text))
+    digests = (digest_text(earlier) for earlier in journal.earlier_texts(text))
     return next((digest for digest in digests if journal.has_digest(digest)), None)
 
 
@@ -166,7 +80,7 @@ def _digest_before(value: object) -> str | None:
     """Return the digest of earlier versions, or None if they refused the value."""
     try:
         text = json.dumps(_encode(value), separators=(",", ":"), ensure_ascii=True)
-        return codec.digest_text(text)
+        return digest_text(text)
     except Exception:  # noqa: BLE001  a user's class may raise anything: then there is no earlier digest
         return None
 

@@ -17,14 +17,11 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
 import math
 import re
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -35,9 +32,10 @@ from typing import Any
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
+from ramify.runtime.codec.canonical import sort_encoded
 from ramify.runtime.codec.decoder import Decoder
 from ramify.runtime.codec.exceptions import encode_error, encode_validation_error
-from ramify.runtime.codec.long_texts import PIECE, is_shorter_in_unicode, mark
+from ramify.runtime.codec.long_texts import PIECE, width_and_more
 from ramify.runtime.codec.object_state import (
     ASIDE,
     IPS,
@@ -51,18 +49,20 @@ from ramify.runtime.codec.object_state import (
     private_defaults,
     refusal,
     slots_of,
-    without_aside,
 )
 from ramify.runtime.codec.times import encode_date, encode_datetime, encode_timedelta, encode_tzinfo
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
 
 _PLAIN = frozenset((NoneType, bool, int))
-_STR = frozenset((str,))
+_STR, _FLOAT = frozenset((str,)), frozenset((float,))
+_JSON = frozenset((float, list, dict))
+_IN_ORDER = frozenset((tuple, set, frozenset, bytes, bytearray))
+"""Kinds whose encoded form is sorted already."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
 _LOOK_AT, _MANY_TIMES = 1_000_000, 100
 _MANY = 64  # items that are worth a look at all of them together
-_SORTED = json.JSONEncoder(sort_keys=True).encode
+_NUMBER = 8  # about the characters of a number, and of a key
 
 _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -83,36 +83,35 @@ def _whole(texts: Iterable[str]) -> bool:
     return not any(map(_PAIR.search, texts))
 
 
-def _are_json(items: Collection[Any]) -> bool:
-    """Whether many items are all encoded as they are. It looks at them without a step of Python for each."""
-    kinds = set(map(type, items))
-    return kinds <= _PLAIN or (kinds == _STR and all(map(str.isascii, items)))
-
-
-def sort_encoded(encoded: list[Any]) -> list[Any]:
-    """Return items in the order of their texts, to which the state aside does not belong."""
-
-    def text(item: Any) -> str:
-        full = _SORTED(item)
-        return full if ASIDE not in full else _SORTED(without_aside(item))
-
-    return sorted(encoded, key=text)
-
-
 class Encoder:
-    """Encodes one value.
+    """Encodes one value. What it returns holds no container of the value's, and nothing else that can be changed.
 
-    unsure: the value contains an object whose class may change what is decoded. in_unicode: it has a long string that
-    is shorter with its characters as they are. lifts: long bytes are kept in `lifted`, and a mark stands for their
-    base64.
+    Besides JSON's own types it holds bytes, whose base64 is written into the text.
+
+    unsure: the value contains an object whose class may change what is decoded. by_text: only the text tells what is
+    decoded. tagged: it holds more than JSON's own types. in_order: nothing in it has to be sorted for the digest.
+    uncanonical: more than JSON's own objects may have to be sorted for it, or left out. size: about the number of
+    characters of its text. containers: their number.
     """
 
-    def __init__(self, *, lifts: bool = False) -> None:
-        self.lifts, self.lifted = lifts, list[bytes | bytearray]()
-        self.unsure = self.in_unicode = False
-        self._written, self._look_at = 0, _LOOK_AT
+    def __init__(self) -> None:
+        self.unsure = self.by_text = self.tagged = self.uncanonical = False
+        self.in_order = True
+        self.size = self.containers = 0
+        self._width, self._escapes = 1, 0  # of strings beyond ASCII, see `width_and_more`
+        self._has_surrogates = False
+        self._look_at = _LOOK_AT
         self._root: object = None
         self._caching = set[int]()  # the objects whose cached properties are being encoded
+        self._objects = dict[Any, Writer]()  # by class
+        self._refs, self._names = dict[Any, Any](), dict[Any, frozenset[str]]()  # by class
+
+    @property
+    def is_shorter_in_unicode(self) -> bool:
+        """Whether the text is long, and takes less memory with characters beyond ASCII as they are."""
+        if self.size <= PIECE or not self._escapes or self._has_surrogates:
+            return False
+        return self._width * self.size < self.size + self._escapes
 
     def encode(self, value: object, where: str) -> Any:
         self._root = value
@@ -124,57 +123,77 @@ class Encoder:
         if kind in _PLAIN:
             return value
         if kind is str:
+            self.size += len(value)
             return value if value.isascii() else self._str(value)
+        if kind not in _JSON:
+            self.tagged = True
+            self.in_order = self.in_order and kind in _IN_ORDER
         write = WRITERS.get(kind)
         return write(self, value, where) if write is not None else self._object(value, where)
 
     def can_store(self, value: object, where: str) -> bool:
         """Whether a part of the value can be stored."""
-        lifts, self.lifts = self.lifts, False  # what is encoded here is in no text
         try:
             self.part(value, where)
         except NotSerialisable:
             return False
-        finally:
-            self.lifts = lifts
         return True
 
-    @contextmanager
-    def _trying(self) -> Iterator[None]:
-        """Forget the long bytes of a part that is refused: no mark stands for them, so a string of the user's that
-        reads like a mark would be taken for one."""
-        lifted = len(self.lifted)
-        try:
-            yield
-        except BaseException:
-            del self.lifted[lifted:]
-            raise
+    def _ref(self, kind: Any, where: str) -> Any:
+        if (ref := self._refs.get(kind)) is None:
+            ref = self._refs[kind] = ref_of(kind, where)
+        return ref
+
+    def _as_is(self, one: Any) -> bool:
+        """Whether a part is encoded as it is. Takes less time than `part`, whose caller has to name its place."""
+        kind = type(one)
+        if kind is str and one.isascii():
+            self.size += len(one)
+            return True
+        return kind in _PLAIN or (kind is float and math.isfinite(one))
+
+    def _are_json(self, items: Collection[Any]) -> bool:
+        """Whether many items are all encoded as they are. It looks at them without a step of Python for each."""
+        kinds = set(map(type, items))
+        if kinds == _STR:
+            if not all(map(str.isascii, items)):
+                return False
+            self.size += sum(map(len, items))
+        elif not (kinds <= _PLAIN or (kinds == _FLOAT and all(map(math.isfinite, items)))):
+            return False
+        self.size += _NUMBER * len(items)
+        return True
 
     def _str(self, value: str, _: str = "") -> Any:
-        if len(value) > PIECE and is_shorter_in_unicode(value):
-            self.in_unicode = True
+        if (found := width_and_more(value)) is not None:
+            self._width, self._escapes = max(self._width, found[0]), self._escapes + found[1]
             return value
+        self._has_surrogates = True
         if _PAIR.search(value) is None:
             return value
+        self.tagged = True
         return {TAG: "str", "v": [ord(one) for one in value]}
 
     def _float(self, value: float, _: str) -> Any:
-        return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
+        if math.isfinite(value):
+            return value
+        self.tagged = True
+        return {TAG: "float", "v": repr(value)}
 
     def _items(self, items: Iterable[Any], where: str) -> list[Any]:
         self._count()
-        if type(items) is list and len(items) >= _MANY:
-            items = items[:]  # code of the user's that the encoder calls, or a thread, may change the list meanwhile
-            if _are_json(items):
-                return items
-        return [one if type(one) in _PLAIN else self.part(one, f"{where}[{at}]") for at, one in enumerate(items)]
+        found = list(items)  # code of the user's that the encoder calls, or a thread, may change the list meanwhile
+        self.size += len(found)
+        if len(found) >= _MANY and self._are_json(found):
+            return found
+        return [one if self._as_is(one) else self.part(one, f"{where}[{at}]") for at, one in enumerate(found)]
 
     def _count(self) -> None:
         """Refuse values that share parts excessively: each shared part is written once per place, so n nested lists
         that hold the next one twice would be written 2^n times."""
-        self._written += 1
-        if self._written > self._look_at:
-            if distinct_parts(self._root) * _MANY_TIMES < self._written:
+        self.containers += 1
+        if self.containers > self._look_at:
+            if distinct_parts(self._root) * _MANY_TIMES < self.containers:
                 raise NotSerialisable(
                     "the value holds the same objects so many times that it cannot be written out: pass each "
                     "object once, and refer to it by name"
@@ -188,21 +207,24 @@ class Encoder:
         return {TAG: "tuple", "v": self._items(value, where)}
 
     def _set(self, value: set[Any] | frozenset[Any], where: str) -> Any:
-        lifts, self.lifts = self.lifts, False  # items are sorted by their texts
         items = [self.part(one, f"{where}{{}}") for one in value]
-        self.lifts = lifts
         return {TAG: type(value).__name__, "v": sort_encoded(items)}
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
         self._count()
-        if len(value) >= _MANY:
-            value = dict(value)  # as in `_items`
+        value = dict(value)  # as in `_items`
+        self.size += 2 * _NUMBER * len(value)
         if set(map(type, value)) <= _STR and TAG not in value and (all(map(str.isascii, value)) or _whole(value)):
-            if len(value) >= _MANY and _are_json(value.values()):
+            if self.in_order and len(value) > 1:
+                names = list(value)
+                self.in_order = names == sorted(names)
+            if len(value) >= _MANY and self._are_json(value.values()):
                 return value
             return {
-                key: one if type(one) in _PLAIN else self.part(one, f"{where}[{key!r}]") for key, one in value.items()
+                key: one if self._as_is(one) else self.part(one, f"{where}[{key!r}]") for key, one in value.items()
             }
+        self.tagged = self.uncanonical = True
+        self.in_order = False
         return {TAG: "dict", "v": self._pairs(value.items(), where)}
 
     def _pairs(self, items: Iterable[tuple[Any, Any]], where: str) -> list[Any]:
@@ -217,6 +239,7 @@ class Encoder:
         if made_by is not None and not isinstance(made_by, type):
             raise NotSerialisable(f"{where} is a defaultdict made by {made_by!r}: pass dict(it), or name a class")
         by = None if made_by is None else ref_of(made_by, where)
+        self.uncanonical = True
         return {TAG: "defaultdict", "f": by, "v": self._pairs(value.items(), where)}
 
     def _refuse_state(self, value: object, where: str) -> None:
@@ -227,17 +250,18 @@ class Encoder:
         return {TAG: "deque", "v": self._items(value, where), "n": value.maxlen}
 
     def _bytes(self, value: bytes | bytearray, _: str) -> Any:
-        if not self.lifts or len(value) <= PIECE:
-            return {TAG: type(value).__name__, "v": base64.b64encode(value).decode()}
-        self.lifted.append(value)
-        return {TAG: type(value).__name__, "v": mark(len(self.lifted) - 1)}
+        self.size += 4 * len(value) // 3
+        return {TAG: type(value).__name__, "v": bytes(value)}  # a thread may change a bytearray meanwhile
 
     def _text(self, value: object, _: str) -> Any:
         return {TAG: type(value).__name__.lower(), "v": str(value)}
 
     def _uuid(self, value: UUID, _: str) -> Any:
         kept = {TAG: "uuid", "v": str(value)}
-        return kept if value.is_safe is SafeUUID.unknown else kept | {ASIDE: {"safe": value.is_safe.value}}
+        if value.is_safe is SafeUUID.unknown:
+            return kept
+        self.uncanonical = True
+        return kept | {ASIDE: {"safe": value.is_safe.value}}
 
     def _complex(self, value: complex, where: str) -> Any:
         return {TAG: "complex", "v": [self._float(value.real, where), self._float(value.imag, where)]}
@@ -264,36 +288,28 @@ class Encoder:
     # Objects
 
     def _object(self, value: Any, where: str) -> Any:
+        kept = self._as_object(value, where)
+        self.containers += 2
+        if kept[TAG] not in ("dataclass", "model") or ASIDE in kept:
+            self.uncanonical = True
+        return kept
+
+    def _as_object(self, value: Any, where: str) -> Any:
         cls = type(value)
-        if isinstance(value, Enum):
-            return self._enum(value, where)
-        if cls.__module__ == "ipaddress" and cls.__name__ in IPS:
-            return {TAG: "ip", "t": cls.__name__, "v": str(value)}
-        if is_url(cls):
-            self.unsure = True
-            return {TAG: "url", "t": ref_of(cls, where), "v": str(value)}
-        if cls.__module__.startswith("pydantic_core"):
-            if cls.__name__ == "TzInfo":
-                return encode_tzinfo(self, value, where)
-            if cls.__name__ == "ValidationError":
-                return encode_validation_error(self, value, where)
-            raise refusal(value, where)
-        if isinstance(value, BaseException):
-            return encode_error(self, value, where)
-        if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
-            return self._model(cls, value, where)
-        if isinstance(value, tuple) and hasattr(cls, "_fields"):
-            return self._namedtuple(value, where)
-        base = next((kind for kind in cls.__mro__ if kind in _BASE_VALUE), None)
-        if base is not None:
-            return self._sub(base, value, where)
-        if dataclasses.is_dataclass(value):
-            return self._dataclass(value, where)
-        raise refusal(value, where)
+        if (write := self._objects.get(cls)) is None:
+            write = self._objects[cls] = _writer_of(value, where)
+        return write(self, value, where)
+
+    def _ip(self, value: Any, _: str) -> Any:
+        return {TAG: "ip", "t": type(value).__name__, "v": str(value)}
+
+    def _url(self, value: Any, where: str) -> Any:
+        self.unsure = True
+        return {TAG: "url", "t": self._ref(type(value), where), "v": str(value)}
 
     def _enum(self, value: Enum, where: str) -> Any:
         kind, name = type(value), value._name_  # the class may have a `name` of its own
-        ref = ref_of(kind, where)
+        ref = self._ref(kind, where)
         try:
             if kind(value.value) is value:
                 inner = Encoder()
@@ -316,11 +332,12 @@ class Encoder:
     def _namedtuple(self, value: tuple[Any, ...], where: str) -> Any:
         items = [self.part(one, f"{where}.{at}") for at, one in enumerate(tuple.__iter__(value))]
         cls: Any = type(value)
-        kept: dict[str, Any] = {TAG: "namedtuple", "t": ref_of(cls, where), "v": items}
+        kept: dict[str, Any] = {TAG: "namedtuple", "t": self._ref(cls, where), "v": items}
         kept |= self._state(value, where)
         return kept | {ASIDE: {**kept.get(ASIDE, {}), "fields": list(cls._fields)}}
 
-    def _sub(self, base: type, value: Any, where: str) -> Any:
+    def _sub(self, value: Any, where: str) -> Any:
+        base = next(kind for kind in type(value).__mro__ if kind in _BASE_VALUE)
         if isinstance(value, defaultdict) and value.default_factory is not None:
             raise refusal(value, where)  # it is in no attribute that could be set again
         self.unsure = True
@@ -335,7 +352,7 @@ class Encoder:
 
     def _dataclass(self, value: Any, where: str) -> Any:
         cls: Any = type(value)
-        ref, layout = ref_of(cls, where), dataclass_layout(cls)
+        ref, layout = self._ref(cls, where), dataclass_layout(cls)
         self.unsure = self.unsure or not layout.plain
         fields = {}
         for name in layout.fields:
@@ -343,12 +360,13 @@ class Encoder:
                 one = getattr(value, name)
             except AttributeError:  # a field with init=False that was never set
                 continue
-            fields[name] = one if type(one) in _PLAIN else self.part(one, f"{where}.{name}")
+            fields[name] = one if self._as_is(one) else self.part(one, f"{where}.{name}")
         kept: dict[str, Any] = {TAG: "dataclass", "t": ref, "v": fields}
         if len(fields) < len(layout.fields):
             kept["unset"] = sorted(layout.fields.keys() - fields.keys())
-        state = {name: getattr(value, name) for name in layout.slots if hasattr(value, name)}
-        if inside := getattr(value, "__dict__", None):
+        state = {name: getattr(value, name) for name in layout.slots if hasattr(value, name)} if layout.slots else {}
+        inside = getattr(value, "__dict__", None)
+        if inside and inside.keys() != fields.keys():
             state |= {name: one for name, one in inside.items() if name not in fields}
         if state:
             kept |= self._more(value, state, where)
@@ -377,34 +395,41 @@ class Encoder:
         kept = {}
         for name, one in cached.items():
             try:
-                with self._trying():
-                    kept[name] = self.part(one, f"{where}.{name}")
+                kept[name] = self.part(one, f"{where}.{name}")
             except Exception:  # noqa: BLE001  a cached value may be of any class: it is computed again when it is read
                 continue
         self._caching.discard(id(value))
         return kept
 
-    def _model(self, cls: Any, value: Any, where: str) -> Any:
-        ref = ref_of(cls, where)
+    def _model(self, value: Any, where: str) -> Any:
+        cls: Any = type(value)
+        ref = self._ref(cls, where)
         try:
-            with self._trying():
-                return self._model_state(cls, value, where, ref)
+            return self._model_state(cls, value, where, ref)
         except NotSerialisable as refused:
             if (by_itself := model_json(cls, value)) is None:
                 raise
             del refused
+        self.by_text = True
         kept = {TAG: "pydantic", "t": ref, "v": by_itself}
         if value.model_fields_set != set(cls.model_fields):
             kept["set"] = sorted(value.model_fields_set)
         return kept
 
     def _model_state(self, cls: Any, value: Any, where: str, ref: Any) -> Any:
-        names, state = set(cls.model_fields), dict(value.__dict__)
-        fields = {name: self.part(one, f"{where}.{name}") for name, one in state.items() if name in names}
+        if (names := self._names.get(cls)) is None:
+            names = self._names[cls] = frozenset(cls.model_fields)
+        state = dict(value.__dict__)
+        fields = {
+            name: one if self._as_is(one) else self.part(one, f"{where}.{name}")
+            for name, one in state.items()
+            if name in names
+        }
         kept: dict[str, Any] = {TAG: "model", "t": ref, "v": fields}
-        if names - state.keys():
+        if len(fields) < len(names):
             kept["unset"] = sorted(names - state.keys())
-        kept |= self._more(value, {name: one for name, one in state.items() if name not in names}, where)
+        if len(fields) < len(state):
+            kept |= self._more(value, {name: one for name, one in state.items() if name not in names}, where)
         given = value.__pydantic_fields_set__
         if given != names:
             kept["set"] = sorted(given)
@@ -421,7 +446,38 @@ class Encoder:
         return kept
 
 
-WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
+Writer = Callable[[Encoder, Any, str], Any]
+
+
+def _writer_of(value: Any, where: str) -> Writer:
+    """Return what encodes objects of the value's class."""
+    cls = type(value)
+    if isinstance(value, Enum):
+        return Encoder._enum
+    if cls.__module__ == "ipaddress" and cls.__name__ in IPS:
+        return Encoder._ip
+    if is_url(cls):
+        return Encoder._url
+    if cls.__module__.startswith("pydantic_core"):
+        if cls.__name__ == "TzInfo":
+            return encode_tzinfo
+        if cls.__name__ == "ValidationError":
+            return encode_validation_error
+        raise refusal(value, where)
+    if isinstance(value, BaseException):
+        return encode_error
+    if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
+        return Encoder._model
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        return Encoder._namedtuple
+    if any(kind in _BASE_VALUE for kind in cls.__mro__):
+        return Encoder._sub
+    if dataclasses.is_dataclass(value):
+        return Encoder._dataclass
+    raise refusal(value, where)
+
+
+WRITERS: Mapping[type, Writer] = {
     float: Encoder._float,
     list: Encoder._list,
     dict: Encoder._dict,

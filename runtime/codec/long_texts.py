@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from ramify.runtime.codec.canonical import OrderUnknown, canonical
+from ramify.runtime.codec.object_state import TAG
+
 PIECE = 1 << 20
 """The number of characters that are worked on at once. Longer texts are long."""
 
@@ -22,6 +25,7 @@ _BYTES, _BASE64 = 3 << 18, 4 << 18  # three bytes are four characters of base64
 _LIFTED = 1 << 16  # the minimal length of a string that is not parsed
 _DENSE = 64  # characters for each quote: where there are fewer, most strings are short, and parsing costs less
 _MARK = "\\u0000lifted "  # stands for a lifted string, with its number: as it is in the text of a JSON string
+_CANONICAL = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 _READ = json.JSONDecoder().raw_decode
 _IN_PYTHON = "\0lifted "
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"')
@@ -53,24 +57,40 @@ def sha256_of(texts: Iterable[str]) -> str:
     return found.hexdigest()
 
 
-class OrderUnknown(Exception):
-    """The order of items depends on strings that are not at hand."""
+def sha256_of_ascii(texts: Iterable[str]) -> str:
+    """Return the sha256 (hex) of consecutive texts in ASCII."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(text.encode("ascii"))
+    return found.hexdigest()
 
 
-def canonical_parts(text: str, canonical: Callable[[str, str | None], str]) -> Iterator[str]:
-    """Yield the canonical form of a text in parts. Its long strings are not parsed.
+def digest_text(text: str) -> str:
+    """Return the sha256 (hex) of a text made by `encode`, independent of the order of dict entries. Its long strings
+    are not parsed."""
+    if "{" not in text:  # it is its own canonical form
+        return sha256_of([text])
+    if len(text) <= PIECE:
+        return sha256_of_ascii([_canonical_text(text, None)])
+    return sha256_of(_canonical_parts(text))
 
-    canonical: returns the canonical form of a text. It also gets the mark that stands for the long strings of this
-    text, or None. Where an order depends on a marked string, it raises `OrderUnknown`. Then the whole text is parsed.
-    """
-    if _MARK in text or len(text) < _DENSE * (text.count('"') - text.count('\\"')):
-        yield canonical(text, None)
+
+def _canonical_text(text: str, mark: str | None) -> str:
+    """Return the canonical form of a text. `mark`: in a text whose long strings are replaced by it."""
+    value = json.loads(text)
+    return _CANONICAL(canonical(value, mark) if f'"{TAG}":' in text else value)
+
+
+def _canonical_parts(text: str) -> Iterator[str]:
+    """Yield the canonical form of a text in parts. If an order depends on a long string, the whole text is parsed."""
+    if _MARK in text or _is_dense(text):
+        yield _canonical_text(text, None)
         return
     rest, lifted = _split(text)
     try:
-        whole = canonical(rest, _MARK if lifted else None)
+        whole = _canonical_text(rest, _MARK if lifted else None)
     except OrderUnknown:
-        yield canonical(text, None)
+        yield _canonical_text(text, None)
         return
     at = 0
     for place in _PLACE.finditer(whole):
@@ -80,6 +100,11 @@ def canonical_parts(text: str, canonical: Callable[[str, str | None], str]) -> I
             yield text[since : min(since + PIECE, end)]
         at = place.end()
     yield whole[at:]
+
+
+def _is_dense(text: str) -> bool:
+    """Whether most strings of a text are short, so that it takes less time to parse them than to look at each."""
+    return len(text) < _DENSE * (text.count('"') - text.count('\\"'))
 
 
 def _split(text: str) -> tuple[str, list[tuple[int, int]]]:
@@ -106,11 +131,6 @@ def _end_of_string(text: str, begin: int) -> int:
     return found.end()
 
 
-def mark(number: int) -> str:
-    """Return the string that stands for a lifted one."""
-    return f"{_IN_PYTHON}{number}"
-
-
 def has_surrogates(text: str) -> bool:
     """Whether a text contains surrogates, which a database cannot store."""
     try:
@@ -121,36 +141,31 @@ def has_surrogates(text: str) -> bool:
     return False
 
 
-def is_shorter_in_unicode(value: str) -> bool:
-    """Whether a string that is not ASCII takes less memory in JSON with its characters as they are. False if it has
-    surrogates: it is written in ASCII."""
-    width, beyond = 1, 0
+def width_and_more(value: str) -> tuple[int, int] | None:
+    """Return how many bytes a character of a string takes in memory, and how many more characters its ASCII form in
+    JSON has. None if the string has surrogates, which a database cannot store."""
+    width, more = 1, 0
     for piece in pieces_of(value):
+        if piece.isascii():
+            continue
         try:
-            data = piece.encode("utf-16-le")
+            latin = piece.encode("latin-1")
+            more += 5 * (len(piece.encode()) - len(latin))  # é is é or \\u00e9
         except UnicodeEncodeError:
-            return False
-        beyond += len(piece) - len(piece.encode("ascii", "ignore"))
-        width = max(width, _width(piece, len(data)))
-    return width * len(value) < len(value) + 5 * beyond  # é is é or \\u00e9
+            try:
+                size = len(piece.encode("utf-16-le"))
+            except UnicodeEncodeError:
+                return None
+            width = max(width, 4 if size > 2 * len(piece) else 2)
+            more += 3 * size - len(piece) - 5 * len(piece.encode("ascii", "ignore"))
+    return width, more
 
 
-def _width(piece: str, bytes_of_utf16: int) -> int:
-    """Return how many bytes a character of the piece takes in memory."""
-    if bytes_of_utf16 > 2 * len(piece):
-        return 4
-    try:
-        piece.encode("latin-1")
-    except UnicodeEncodeError:
-        return 2
-    return 1
-
-
-def parts_of_string(value: str) -> Iterator[str]:
-    """Yield the JSON of a string in parts, in ASCII."""
+def parts_of_string(value: str, write: Callable[[str], str]) -> Iterator[str]:
+    """Yield the JSON of a string in parts. write: returns that of a piece."""
     yield '"'
     for piece in pieces_of(value):
-        yield encode_basestring_ascii(piece)[1:-1]
+        yield write(piece)[1:-1]
     yield '"'
 
 
@@ -160,29 +175,9 @@ def parts_of_base64(value: bytes | bytearray) -> Iterator[str]:
         yield binascii.b2a_base64(value[at : at + _BYTES], newline=False).decode("ascii")
 
 
-def with_bytes(text: str, lifted: Sequence[bytes | bytearray]) -> str | None:
-    """Put the base64 of lifted bytes in the places of their marks. None if the value has such a string of its own, or
-    lacks a mark."""
-    if text.count(_MARK) != len(lifted):
-        return None
-    whole = ""
-    for part in _parts_with_bytes(text, lifted):
-        whole += part  # in place, so it needs half the memory of `join`
-    return whole
-
-
-def _parts_with_bytes(text: str, lifted: Sequence[bytes | bytearray]) -> Iterator[str]:
-    at = 0
-    for place in _PLACE.finditer(text):
-        yield text[at : place.start() + 1]
-        yield from parts_of_base64(lifted[int(place[1])])
-        at = place.end() - 1
-    yield text[at:]
-
-
 def parse(text: str) -> Any:
     """Return `json.loads(text)`. Where the text has long base64, the result has the bytes."""
-    if len(text) <= PIECE or '"$":"byte' not in text or _MARK in text:
+    if len(text) <= PIECE or '"$":"byte' not in text or _MARK in text or _is_dense(text):
         return json.loads(text)
     rest, lifted = _split(text)
     return _restored(json.loads(rest), text, lifted)

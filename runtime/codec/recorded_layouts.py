@@ -16,7 +16,7 @@ from itertools import islice, product
 from typing import Any
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.encoder import sort_encoded
+from ramify.runtime.codec.canonical import sort_encoded
 from ramify.runtime.codec.object_state import ASIDE, TAG, without_aside
 from ramify.runtime.codec.type_names import ref_of, resolve
 

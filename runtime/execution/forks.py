@@ -12,6 +12,7 @@ from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.digests import digest_in_journal
+from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.effects.fence import compensate
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_step
@@ -45,7 +46,7 @@ class Fork(Generic[T]):
         self._items = as_list(items, site)
         self._where = site.where
         self.op = scope.run.op(OpKind.FORK, site)
-        encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
+        encoded = Encoded(self._items, f"fork() at {site.where}: its items")
         self._digest = digest_in_journal(scope.run.journal, self._items, encoded)
         self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
         self._place = ""  # "op.place": prefix of the children's names, unique among the forks of this operation here

@@ -19,7 +19,6 @@ from typing import Protocol
 from ramify.compiler.plan import Effect, OpId, OpKind
 from ramify.fork_engine.types import ProcessTier, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.digests import digest_of_result
 from ramify.runtime.execution.step_call import StepCall, StepDef
 from ramify.runtime.execution.step_commits import NODE, Executed
 from ramify.runtime.records import ROOT, BranchPath, RunId
@@ -150,8 +149,7 @@ class Elsewhere:
         text = self.answer.result_json
         attrs = {**self.answer.attrs, NODE: self.node, **({"attempt": str(self.attempt)} if self.attempt else {})}
         value = codec.decode(text)
-        digest = digest_of_result(value, text)
-        done = Executed(text, digest, value, self.entry, self.begun, lineage_key=None, attrs=attrs)
+        done = Executed(text, codec.digest_text(text), value, self.entry, self.begun, lineage_key=None, attrs=attrs)
         return done, self.entry if self.answer.sealed is None else self.answer.sealed
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from ramify.compiler.plan import OpId, OpKind
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.digests import digest_in_journal
+from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.errors import RunWaiting
 from ramify.runtime.events import Noticed
 from ramify.runtime.execution.question_waits import AnswersNeeded, QuestionWaits, RunCallbacks
@@ -30,11 +31,11 @@ from ramify.runtime.user_code.call_sites import CallSite
 def begin_asking(scope: RunScope, question: Any, site: CallSite) -> Awaitable[Any]:
     """Take the question's key now, in program order, and return the awaitable that asks it."""
     op = scope.run.op(OpKind.INTERRUPT, site)
-    encoded = codec.encode(question)
+    encoded = Encoded(question)
     key = scope.run.journal.key(
         scope.branch.path, op.id, "ask", digest_in_journal(scope.run.journal, question, encoded)[:16]
     )
-    return _ask(scope, op.id, key, encoded)
+    return _ask(scope, op.id, key, encoded.text())
 
 
 async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:

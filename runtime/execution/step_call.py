@@ -7,11 +7,11 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ramify.compiler.plan import ADDED, UNORDERED, Effect, OpId, OpKind, PlanOp
 from ramify.fork_engine.gc_pins import WorldPins
-from ramify.runtime.codec import codec
+from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
@@ -31,7 +31,7 @@ _PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 
 
 def is_plain(value: object) -> bool:
-    """Whether nobody can change the value, and `codec.decode` returns the same one as was encoded."""
+    """Whether nobody can change the value, so that it needs no copy."""
     return type(value) in _PLAIN
 
 
@@ -137,7 +137,7 @@ class StepCall:
     op: PlanOp
     key: str
     args_digest: str
-    encoded: str | None  # the arguments: each attempt decodes its own copy, unless all are `plain`; None if long
+    encoded: Encoded  # the arguments: each attempt gets a copy of its own, unless all are `plain`
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
     plain: Mapping[str, Any] | None = None  # the arguments, if none of them can be changed
     from_main: bool = False  # the workflow's own task or thread called it
@@ -146,7 +146,7 @@ class StepCall:
     @property
     def arguments(self) -> str:
         """The encoded arguments."""
-        return codec.encode(self.plain, unicode=True) if self.encoded is None else self.encoded
+        return self.encoded.text()
 
     def fence(self) -> Fence | None:
         if self.step.effect is not Effect.IRREVERSIBLE:
@@ -178,8 +178,16 @@ class StepCall:
         return f"{self.key}|SEAL"
 
 
-async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> tuple[str, Any]:
-    """Run the step's code once. Returns the encoded result, and the decoded one, which a resumed run would see."""
+class StepResult(NamedTuple):
+    """What a step has returned: encoded, the digest of that, and decoded, which a resumed run would see."""
+
+    text: str
+    digest: str
+    value: Any
+
+
+async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> StepResult:
+    """Run the step's code once."""
     step = call.step
     limit = asyncio.timeout(step.timeout)
     try:
@@ -195,12 +203,12 @@ async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> tup
     return _encode_result(call, value)
 
 
-def _encode_result(call: StepCall, value: Any) -> tuple[str, Any]:
+def _encode_result(call: StepCall, value: Any) -> StepResult:
     """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
     fence = call.fence()
     try:
-        result_json = codec.encode(value, f"step {call.step.name!r}: its result", unicode=True)
-        return result_json, value if is_plain(value) else codec.decode(result_json)
+        encoded = Encoded(value, f"step {call.step.name!r}: its result", unicode=True)
+        return StepResult(encoded.text(), encoded.digest(), encoded.take())
     except Exception as error:
         if fence is None:
             raise
@@ -211,7 +219,7 @@ async def run_code(call: StepCall, face: Sandbox | None, attempt: int) -> Any:
     scope = replace(call.scope, step=StepFrame(call.step.name, call.key, call.op, face, attempt))
     call.scope.run.journal.forget_attempt(f"{call.key}|a{attempt}")
     with entered(scope):
-        arguments = codec.decode(call.arguments) if call.plain is None else dict(call.plain)
+        arguments = call.encoded.value() if call.plain is None else dict(call.plain)
         return await call_step(call.step, arguments, face)
 
 

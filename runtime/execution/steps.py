@@ -15,7 +15,8 @@ from typing import Any
 from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.digests import digest_in_journal, digest_of_long_arguments, digest_of_result
+from ramify.runtime.codec.digests import digest_in_journal
+from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
     Diverged,
@@ -96,12 +97,13 @@ def begin_step(
     scope.run.steps[step.name] = step
     bound, defaults = bind_with_defaults(step, args, kwargs)
     plain = bound if all(map(is_plain, bound.values())) else None
-    encoded, args_digest = _encoded(scope, op, bound, defaults, f"step {step.name!r}: arguments", plain is not None)
+    encoded = Encoded(bound, f"step {step.name!r}: arguments", unicode=True)
+    args_digest = _digest(scope, op, bound, defaults, encoded)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     refuse_untold_call(scope, step, op, key)
     caller = asyncio.current_task()
     from_main = is_in_own_thread() or (scope.run.asking is not None and scope.run.asking.is_main(caller))
-    performing = _perform(StepCall(scope, step, op, key, args_digest, encoded, defaults, plain, from_main))
+    performing = _perform(StepCall(scope, step, op, key, args_digest, encoded.compact(), defaults, plain, from_main))
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
     scope.run.waits.watch(caller)
@@ -109,19 +111,7 @@ def begin_step(
     return performing
 
 
-def _encoded(
-    scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], what: str, fixed: bool
-) -> tuple[str | None, str]:
-    """Return the encoded arguments, and their digest. Long arguments that nobody can change (`fixed`) are not kept
-    encoded."""
-    digest = digest_of_long_arguments(bound) if fixed else None
-    if digest is not None and not scope.run.journal.has_digests:
-        return None, digest
-    encoded = codec.encode(bound, what, unicode=True)
-    return None if digest is not None else encoded, _digest(scope, op, bound, defaults, encoded)
-
-
-def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], arguments: str) -> str:
+def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], arguments: Encoded) -> str:
     """Return the digest of the arguments by which the journal knows the call. Parameters that were added to the step
     later are left out if they have their defaults."""
     journal, path = scope.run.journal, scope.branch.path
@@ -132,7 +122,7 @@ def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozen
     for count in range(1, len(newest) + 1):
         for names in combinations(newest, count):
             less = {name: value for name, value in bound.items() if name not in names}
-            before = digest_in_journal(journal, less, codec.encode(less))
+            before = digest_in_journal(journal, less, Encoded(less))
             if journal.has_place(path, op.id, before[:16]):
                 return before
     return now
@@ -375,13 +365,12 @@ async def _execute_and_commit(
             if fence is not None and (known := await fence.open()) is not None:
                 return await accept_effect(call, fence, known, begun)
             begins = True
-            result_json, value = await run_attempt(call, face, attempt)
+            result = await run_attempt(call, face, attempt)
+            result_json = result.text
             if own is not None:
                 await own.ended()
             done = Executed(
-                result_json,
-                digest_of_result(value, result_json),
-                value,
+                *result,
                 entry if on_world else None,
                 begun,
                 lineage_key=query.lineage_key if query is not None else None,
@@ -395,12 +384,12 @@ async def _execute_and_commit(
             world = None if own is None else own.world
             if own is not None and world is not None and query is None and fence is None and may_commit_behind(call):
                 await begin_commit_behind(call, done, world, own.fork_s, held)
-                return value
+                return result.value
             sealed, timings = (None, {}) if own is None else await own.sealed()
             if expected is not None:
                 was = await run.reuse.applied(expected, entry)
                 what = f"step {call.step.name!r}"
-                run.reuse.compare(expected, what, codec.digest_text(result_json), was, sealed)
+                run.reuse.compare(expected, what, result.digest, was, sealed)
             break
         except BaseException as error:
             await held.aclose()

@@ -41,7 +41,7 @@ from ramify.runtime.store.raw_sql_commits import (
     write_to_file,
     write_to_server,
 )
-from ramify.runtime.store.stored_texts import Digest, Packed
+from ramify.runtime.store.stored_texts import Digest, Named, Packed
 
 Work: TypeAlias = Callable[[Connection], None]
 Barrier: TypeAlias = Callable[[], None]
@@ -52,7 +52,7 @@ class Job:
     """One commit.
 
     work: writes the rows, inside the transaction.
-    texts: long texts that the rows name; they are written before.
+    texts: the texts that the rows name; they are written before.
     barrier: makes durable what the rows name; called before the transaction.
     linger_s: how long the job may stay uncommitted, in seconds.
     undone: called after each rollback of a transaction with this job.
@@ -60,7 +60,7 @@ class Job:
 
     work: Work
     run: RunId | None = None
-    texts: Sequence[str] = ()
+    texts: Sequence[Named] = ()
     barrier: Barrier | None = None
     linger_s: float = 0.0
     undone: Callable[[], None] | None = None
@@ -94,17 +94,16 @@ def commit_of_run(
     strangers = owners - {run_id}
     if strangers:
         raise StoreError(f"a commit of run {run_id} holds rows of {', '.join(sorted(strangers))}")
-    change = update or RunUpdate()
-    # each once: the rows of many steps name the same short text
-    long_texts = list(dict.fromkeys([op.result_json for op in ops if op.result_json is not None]))
-    long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
-    long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
-    long_texts += [text for text in (change.result_json, change.plan_json) if text is not None]
-    long_texts += [] if begin is None else rows.texts(tables.runs, begin)
+    change, names = update or RunUpdate(), rows.Names()
+    texts = [op.result_json for op in ops if op.result_json is not None]
+    texts += [text for call in llm for text in rows.texts(tables.llm, call)]
+    texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
+    texts += [text for text in (change.result_json, change.plan_json) if text is not None]
+    texts += [] if begin is None else rows.texts(tables.runs, begin)
 
     def work(connection: Connection) -> None:
         if begin is not None:
-            statements.put(connection, tables.runs, [rows.run_row(begin)])
+            statements.put(connection, tables.runs, [rows.run_row(begin, names)])
         statements.update_run(connection, run_id, change, clock)
         if undone_after is not None:
             connection.execute(statements.void_answers_after(run_id, undone_after))
@@ -113,15 +112,16 @@ def commit_of_run(
             connection.execute(statements.unask(run_id, unasked))
         for op in amended:
             connection.execute(statements.amend(op))
-        statements.put(connection, tables.ops, [rows.op_row(op) for op in ops])
-        statements.put(connection, tables.llm, [rows.llm_row(call) for call in llm])
+        statements.put(connection, tables.ops, [rows.op_row(op, names) for op in ops])
+        statements.put(connection, tables.llm, [rows.llm_row(call, names) for call in llm])
         statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
         statements.put_effects(connection, effects)
 
     begins = begin is not None or change.plan_json is not None
     general = begin is not None or effects or undone_after is not None or unasked or amended
-    simple = None if general else _simple_commit(run_id, ops, llm, checkpoints, change)
-    return Job(work, run_id, long_texts, barrier, simple=simple, begins=begins)
+    simple = None if general else _simple_commit(run_id, ops, llm, checkpoints, change, names)
+    unique = {one.name: one for one in map(names.of, texts)}  # the rows of many steps name the same short text
+    return Job(work, run_id, list(unique.values()), barrier, simple=simple, begins=begins)
 
 
 def _simple_commit(
@@ -130,21 +130,22 @@ def _simple_commit(
     llm: Sequence[LLMRecord],
     checkpoints: Sequence[CheckpointRecord],
     change: RunUpdate,
+    names: rows.Names,
 ) -> SimpleCommit | None:
     """Return what a commit writes, if it only adds rows and touches the run, or ends it without an error."""
     if change.updated_at is None or change.consumed_s is None:
         return None
     if (change.deadline_s, change.settings, change.plan_json) != (None, None, None):
         return None
-    result = None if change.result_json is None else rows.digest(change.result_json)
+    result = None if change.result_json is None else names(change.result_json)
     ended = None if change.status is None else (change.status.value, result)
     if ended is None and (change.error, result) != (None, None):
         return None
     if ended is not None and (change.status not in _ENDS or change.error != ""):
         return None
     new = {
-        tables.ops: [rows.op_row(op) for op in ops],
-        tables.llm: [rows.llm_row(call) for call in llm],
+        tables.ops: [rows.op_row(op, names) for op in ops],
+        tables.llm: [rows.llm_row(call, names) for call in llm],
         tables.checkpoints: [rows.checkpoint_row(one) for one in checkpoints],
     }
     return SimpleCommit(run_id, new, touched=(change.updated_at, change.consumed_s), ended=ended)
@@ -184,7 +185,7 @@ class BatchWriter:
         for job in jobs:
             if job.begins and job.run is not None:
                 self._recent.forget(job.run)
-        texts = dict(self._recent.packed(job.run, long) for job in jobs for long in job.texts)
+        texts = dict(self._recent.packed(job.run, each) for job in jobs for each in job.texts)
         with self._keeper.leaving(leaving):
             if not self._write_simple(connection, jobs, texts, tokens):
                 self._write_general(connection, jobs, texts, tokens)
@@ -192,7 +193,7 @@ class BatchWriter:
             if job.takes is not None and job.run is not None:
                 self._keeper.took(job.run, self._new_leases.get(job.run, 1))
             self._recent.named(job.run, job.texts)
-        if not self._on_server and sum(len(long) for job in jobs for long in job.texts) > _MUCH:
+        if not self._on_server and sum(len(each.text) for job in jobs for each in job.texts) > _MUCH:
             self.disconnect()  # SQLite keeps the values of a statement until it gets others
 
     def disconnect(self) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from ramify.runtime.records import RunId
 from ramify.runtime.store import plain_queries, rows, tables
-from ramify.runtime.store.stored_texts import PIECE, Digest, Packed, pack, packed_in_pieces, to_bytes, unpack
+from ramify.runtime.store.stored_texts import Digest, Named, Packed, pack, packed_in_pieces, to_bytes, unpack
 
 _RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # cached: runs, texts per run, characters per text at most
 _AT_ONCE = 500  # names in one query: SQLite takes 32766, PostgreSQL 65535
@@ -26,22 +26,21 @@ class RecentTexts:
     def __init__(self) -> None:
         self._runs: OrderedDict[RunId, OrderedDict[Digest, bytes]] = OrderedDict()
 
-    def packed(self, run: RunId | None, text: str) -> tuple[Digest, Packed]:
-        name = rows.digest(text)
+    def packed(self, run: RunId | None, found: Named) -> tuple[Digest, Packed]:
+        text, name, beginnings = found
         there = self._runs.get(run) if run is not None else None
         if not there or not tables.LONG <= len(text) <= 2 * _LONGEST:  # a base covers less than half of a longer one
-            return name, Packed(text)
+            return name, Packed(text, beginnings=beginnings)
         return name, pack(text, to_bytes(text), reversed(there.items()))
 
-    def named(self, run: RunId | None, texts: Iterable[str]) -> None:
+    def named(self, run: RunId | None, texts: Iterable[Named]) -> None:
         """Add texts that committed rows of that run name."""
         if run is None:
             return
         there = self._runs.setdefault(run, OrderedDict())
         self._runs.move_to_end(run)
-        for text in texts:
+        for text, name, _ in texts:
             if tables.LONG <= len(text) <= _LONGEST:
-                name = rows.digest(text)
                 there[name] = to_bytes(text)
                 there.move_to_end(name)
         while len(there) > _TEXTS:
@@ -56,7 +55,7 @@ class RecentTexts:
 
 def are_long(texts: Mapping[Digest, Packed]) -> bool:
     """Whether one of the texts is written in pieces."""
-    return any(len(one.text) > PIECE for one in texts.values())
+    return any(one.beginnings for one in texts.values())
 
 
 def in_rows(texts: Mapping[Digest, Packed]) -> Iterator[dict[str, Any]]:
@@ -69,11 +68,12 @@ def put_in_pieces(texts: Mapping[Digest, Packed], insert: Callable[[dict[str, An
 
     The row of a whole text comes first. If it is there, in whatever form, nothing refers to further pieces.
     """
-    for row in in_rows(texts):
-        if len(row["text"]) <= PIECE:
-            insert(row)
+    for whole in sorted(texts):
+        packed = texts[whole]
+        if not packed.beginnings:
+            insert(_row(whole, packed))
             continue
-        for name, piece in packed_in_pieces(row["text"]):
+        for name, piece in packed_in_pieces(packed.text, packed.beginnings):
             if not insert(_row(name, piece)):
                 break
 

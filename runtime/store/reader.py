@@ -31,6 +31,7 @@ from ramify.runtime.records import (
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import plain_queries, readonly_sqlite, rows
 from ramify.runtime.store.address import REVISIONS, SCHEMA, VERSION_TABLE, Address
+from ramify.runtime.store.cut_texts import cut_texts
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, as_store_errors
 from ramify.runtime.store.plain_queries import SERVER_NOW, Tally, leases_query
 from ramify.runtime.store.stored_texts import Digest, Packed, unpack
@@ -58,10 +59,11 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Reader:
-    """Reads a database, which must exist and be at the present version, over one connection."""
+    """Reads a database, which must exist and be at the present version, over one connection. cuts: of long arguments
+    and results only the beginning is read (`cut_texts`)."""
 
-    def __init__(self, connection: Any, address: Address) -> None:
-        self.connection = connection
+    def __init__(self, connection: Any, address: Address, *, cuts: bool = False) -> None:
+        self.connection, self._cuts = connection, cuts
         self._mark = "?" if address.file is not None else "%s"
         self.address = address
 
@@ -171,7 +173,11 @@ class Reader:
         try:
             for row in found:
                 del row["n"]
-            texts = self._texts(rows.names_in(found))
+            names = rows.names_in(found)
+            cut: Mapping[Digest, str] = {}
+            if self._cuts:
+                cut = cut_texts(names & rows.values_in(found), self._rows, on_server=self.address.file is None)
+            texts = {**self._texts(names - cut.keys()), **cut}
             return [make(row) for row in rows.with_texts(found, texts)]
         except (ValueError, TypeError, KeyError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
@@ -209,13 +215,14 @@ class Reader:
 
 
 @contextmanager
-def reading(address: str | Path | Address) -> Iterator[Reader]:
-    """Open the database for reading; it must exist. A database of an older Ramify is migrated first.
+def reading(address: str | Path | Address, *, cuts: bool = False) -> Iterator[Reader]:
+    """Open the database for reading; it must exist. A database of an older Ramify is migrated first. `cuts`: see
+    `Reader`.
 
     Raises `StoreError` if it cannot be used.
     """
     where = address if isinstance(address, Address) else addresses.parse(address)
-    reader = Reader(_current(where), where)
+    reader = Reader(_current(where), where, cuts=cuts)
     try:
         yield reader
     finally:

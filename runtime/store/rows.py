@@ -3,7 +3,6 @@ their digest in `blobs`, and values that are not scalars by JSON."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -26,11 +25,14 @@ from ramify.runtime.records import (
     RunStatus,
     Settings,
 )
+from ramify.runtime.store.stored_texts import Named, named
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
 
 Row = Mapping[str, Any]
+Name = Callable[[str], str]
+"""Returns the digest that names a text in `blobs`."""
 
 BLOBS: Mapping[str, tuple[str, ...]] = {
     "runs": ("plan", "args", "result"),
@@ -57,7 +59,6 @@ NULLABLE = frozenset(
 """The columns that hold integers, floats, and perhaps NULL; all others hold texts. SQLite stores a value of any type
 in any column, so the types of what a file holds are checked."""
 
-_HASHED_AT_ONCE = 1 << 20  # characters
 _SHORT = 32  # characters
 
 
@@ -67,15 +68,27 @@ def digest(text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    if len(text) <= _HASHED_AT_ONCE:
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    found = hashlib.sha256()
-    for at in range(0, len(text), _HASHED_AT_ONCE):  # without another copy of a long text
-        found.update(text[at : at + _HASHED_AT_ONCE].encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+    return named(text).name
 
 
 _digest_of_short = lru_cache(maxsize=1024)(_digest)  # `null`, `true`: many rows name the same few texts
+
+
+class Names:
+    """Names the texts of one commit: each is digested once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Named] = {}  # by the id of the text, which is kept
+
+    def __call__(self, text: str) -> str:
+        return _digest_of_short(text) if len(text) <= _SHORT else self.of(text).name
+
+    def of(self, text: str) -> Named:
+        if len(text) <= _SHORT:
+            return Named(text, _digest_of_short(text))
+        if (found := self._found.get(id(text))) is None:
+            found = self._found[id(text)] = named(text)
+        return found
 
 
 def unaltered(texts: Mapping[str, str]) -> Mapping[str, str]:
@@ -108,16 +121,16 @@ _Columns = tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]
 _known_columns: dict[tuple[Any, tuple[str, ...]], _Columns] = {}
 
 
-def _with_blobs(table: str, record: Any, *left_out: str) -> dict[str, Any]:
+def _with_blobs(table: str, record: Any, name: Name, *left_out: str) -> dict[str, Any]:
     row = _row(record, *left_out, *_TEXTS[table])
-    for name in BLOBS[table]:
-        text = getattr(record, f"{name}_json")
-        row[f"{name}_blob"] = None if text is None else digest(text)
+    for field in BLOBS[table]:
+        text = getattr(record, f"{field}_json")
+        row[f"{field}_blob"] = None if text is None else name(text)
     return row
 
 
-def run_row(run: RunRecord) -> dict[str, Any]:
-    return {**_with_blobs("runs", run, "settings"), "settings_json": settings_json(run.settings)}
+def run_row(run: RunRecord, name: Name = digest) -> dict[str, Any]:
+    return {**_with_blobs("runs", run, name, "settings"), "settings_json": settings_json(run.settings)}
 
 
 def settings_json(settings: Settings) -> str:
@@ -125,7 +138,7 @@ def settings_json(settings: Settings) -> str:
     return json.dumps({name: value for name, value in asdict(settings).items() if value not in (None, False)})
 
 
-def op_row(op: OpRecord) -> dict[str, Any]:
+def op_row(op: OpRecord, name: Name = digest) -> dict[str, Any]:
     """Written out, since every step has one."""
     return {
         "run_id": op.run_id,
@@ -146,7 +159,7 @@ def op_row(op: OpRecord) -> dict[str, Any]:
         "ended_at": op.ended_at,
         "summary": op.summary,
         "error": op.error,
-        "result_blob": None if op.result_json is None else digest(op.result_json),
+        "result_blob": None if op.result_json is None else name(op.result_json),
         "attrs_json": _attrs(op.attrs) if op.attrs else "{}",
     }
 
@@ -164,16 +177,16 @@ def _one_attr(name: str, value: str) -> str:
     return json.dumps({name: value})
 
 
-def llm_row(call: LLMRecord) -> dict[str, Any]:
-    return _with_blobs("llm", call)
+def llm_row(call: LLMRecord, name: Name = digest) -> dict[str, Any]:
+    return _with_blobs("llm", call, name)
 
 
 def effect_row(effect: EffectRecord) -> dict[str, Any]:
-    return _with_blobs("effects", effect)
+    return _with_blobs("effects", effect, digest)
 
 
 def answer_row(answer: AnswerRecord) -> dict[str, Any]:
-    return _with_blobs("answers", answer)
+    return _with_blobs("answers", answer, digest)
 
 
 def checkpoint_row(checkpoint: CheckpointRecord) -> dict[str, Any]:
@@ -188,6 +201,13 @@ def names_in(found: Sequence[Row]) -> set[str]:
     """
     _check_types(found)
     columns = _blob_columns(found)
+    return {row[column] for row in found for column in columns if row[column] is not None}
+
+
+def values_in(found: Sequence[Row]) -> set[str]:
+    """Return the digests of those texts that are values of users: arguments, results and answers. The rows are not
+    those of model calls, whose results must be whole to be read."""
+    columns = [] if found and "request_blob" in found[0] else [c for c in _blob_columns(found) if c != "plan_blob"]
     return {row[column] for row in found for column in columns if row[column] is not None}
 
 

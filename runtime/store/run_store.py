@@ -46,7 +46,7 @@ from ramify.runtime.store.pooler_check import shares_sessions
 from ramify.runtime.store.raw_sql_commits import SimpleCommit
 from ramify.runtime.store.run_committer import AnnouncedCommit, RunCommitter
 from ramify.runtime.store.store_queries import StoreQueries
-from ramify.runtime.store.stored_texts import Packed
+from ramify.runtime.store.stored_texts import Packed, named
 
 T = TypeVar("T")
 
@@ -121,7 +121,8 @@ class RunStore(StoreQueries):
             if base is not None:
                 statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
 
-        await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
+        texts = list(map(named, rows.texts(tables.runs, run)))
+        await self._write(Job(work, run.id, texts, begins=True))
 
     @asynccontextmanager
     async def beginning(
@@ -137,9 +138,10 @@ class RunStore(StoreQueries):
             statements.put(connection, tables.runs, [rows.run_row(run)])
             statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
 
-        new = {tables.runs: [rows.run_row(run)], tables.checkpoints: [rows.checkpoint_row(base)]}
+        names = rows.Names()
+        new = {tables.runs: [rows.run_row(run, names)], tables.checkpoints: [rows.checkpoint_row(base)]}
         simple = SimpleCommit(run.id, new, taken=lock.folder)
-        texts = rows.texts(tables.runs, run)
+        texts = list(map(names.of, rows.texts(tables.runs, run)))
         try:
             await self._write(Job(work, run.id, texts, simple=simple, takes=lock, begins=True))
             yield
@@ -150,12 +152,14 @@ class RunStore(StoreQueries):
         """Insert all rows of a run, in one transaction. With `replace`, the rows that are here are deleted first;
         without it, raises `StoreError` if the run exists."""
 
-        texts = statements.all_texts(found)
+        texts = list(map(named, statements.all_texts(found)))
 
         def work(connection: Connection) -> None:
             if replace:
                 statements.delete_run(connection, found.run.id)  # and with it texts that were put before
-                statements.put_blobs(connection, {rows.digest(one): Packed(one) for one in texts})
+                statements.put_blobs(
+                    connection, {one.name: Packed(one.text, beginnings=one.beginnings) for one in texts}
+                )
             statements.put_rows(connection, found)
 
         await self._write(Job(work, found.run.id, texts, begins=True))
@@ -352,7 +356,7 @@ class RunStore(StoreQueries):
 
         try:
             await self._write(
-                Job(work, run_id, [text for one in answers for text in rows.texts(tables.answers, one)])
+                Job(work, run_id, [named(text) for one in answers for text in rows.texts(tables.answers, one)])
             )
         except _Taken as taken:
             return next(one for one in await self.answers(run_id) if one.key == taken.key)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Digest = str
 
-PIECE = 4 << 20  # characters: longer texts are written in pieces
+PIECE = 1 << 20  # characters: longer texts are written in pieces
 WORTH_SHARING = 160  # minimal length of a common beginning in bytes: a reference costs about as much
 WORTH_PACKING, WORTH_PACKING_WITH_WORDS = 200, 48  # minimal bytes to compress, without and with a dictionary
 LEVEL, LEVEL_WITH_WORDS = 1, 6  # zlib levels: with a dictionary, searching for long matches pays off
@@ -23,14 +24,38 @@ _LOOKAHEAD = 262  # bytes of its window that zlib reserves
 _RAW, _SQUEEZED = b"\0", b"\1"  # the first byte of a tail: not compressed, compressed
 
 
+class Named(NamedTuple):
+    """A text and the digest that names it. beginnings: of a long text, the name and the number of bytes of each
+    beginning that is stored as a text of its own, and of the whole text."""
+
+    text: str
+    name: Digest
+    beginnings: tuple[tuple[Digest, int], ...] = ()
+
+
+def named(text: str) -> Named:
+    """Return the text with its name. It is digested once."""
+    if len(text) <= PIECE:
+        return Named(text, hashlib.sha256(to_bytes(text)).hexdigest())
+    found, size = hashlib.sha256(), 0
+    beginnings: list[tuple[Digest, int]] = []
+    for at in range(0, len(text), PIECE):
+        data = to_bytes(text[at : at + PIECE])
+        found.update(data)
+        size += len(data)
+        beginnings.append((found.hexdigest(), size))
+    return Named(text, found.hexdigest(), tuple(beginnings))
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A whole text, or the first `keep` bytes of a base and a tail."""
+    """A whole text, or the first `keep` bytes of a base and a tail. beginnings: of a whole text, see `Named`."""
 
     text: str
     base: Digest | None = None
     keep: int = 0
     tail: bytes = b""
+    beginnings: tuple[tuple[Digest, int], ...] = ()
 
 
 def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packed:
@@ -46,20 +71,14 @@ def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packe
     return Packed("", base, keep, _RAW + data[keep:] if squeezed is None else _SQUEEZED + squeezed)
 
 
-def packed_in_pieces(text: str) -> Iterator[tuple[Digest, Packed]]:
+def packed_in_pieces(text: str, beginnings: Sequence[tuple[Digest, int]]) -> Iterator[tuple[Digest, Packed]]:
     """Yield a long text as a chain of texts, each of which continues the one after it; the first one is the whole
-    text. So a database never gets more than a piece at once."""
-    found, chain = hashlib.sha256(), list[tuple[Digest, int]]()  # the name and the bytes of each beginning
-    size = 0
-    for at in range(0, len(text), PIECE):
-        data = to_bytes(text[at : at + PIECE])
-        found.update(data)
-        size += len(data)
-        chain.append((found.hexdigest(), size))
-    for number in range(len(chain) - 1, 0, -1):
-        name, (base, keep) = chain[number][0], chain[number - 1]
-        yield name, Packed("", base, keep, _RAW + to_bytes(text[number * PIECE : (number + 1) * PIECE]))
-    yield chain[0][0], Packed(text[:PIECE])
+    text. So a database never gets more than a piece at once. beginnings: see `Named`."""
+    for number in range(len(beginnings) - 1, 0, -1):
+        name, (base, keep) = beginnings[number][0], beginnings[number - 1]
+        tail = _RAW + to_bytes(text[number * PIECE : (number + 1) * PIECE])
+        yield name, Packed("", base, keep, tail)
+    yield beginnings[0][0], Packed(text[:PIECE])
 
 
 def unpack(wanted: Iterable[Digest], packed: Mapping[Digest, Packed]) -> dict[Digest, str]:

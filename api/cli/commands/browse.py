@@ -50,7 +50,7 @@ def browse_command(home: Home, state: str, web: bool, port: int, opens: bool) ->
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("browse needs a terminal; `ramify log` and `ramify show` print the same information")
-    place = home.read(lambda store: _place(store, state))
+    place = home.read(lambda store: _place(store, state), whole=False)
     if place.run is None:
         raise RunNotFound(
             f"{state} is a snapshot that belongs to no run: name a run or a checkpoint. `ramify ls` lists runs"
@@ -63,7 +63,7 @@ def browse_command(home: Home, state: str, web: bool, port: int, opens: bool) ->
 def _browse_web(home: Home, state: str, port: int, opens: bool) -> None:
     from ramify.browse.web.server import browse
 
-    place = home.read(lambda store: _place(store, state))
+    place = home.read(lambda store: _place(store, state), whole=False)
     if place.run is None:
         raise RunNotFound(
             f"{state} is a snapshot that belongs to no run: name a run or a checkpoint. `ramify ls` lists runs"

@@ -46,7 +46,7 @@ def inbox_command(home: Home, as_json: bool) -> None:
     Example: ramify inbox --json
     """
     if home.has_runs:
-        items = home.read(lambda store: _read(home, store))
+        items = home.read(lambda store: _read(home, store), whole=as_json)
     else:
         home.require_usable()
         items = []
@@ -75,7 +75,7 @@ def inbox_lines(items: Sequence[Item], now: float) -> list[str]:
             item.run,
             printable(item.workflow),
             age(now - item.since),
-            fitted(printable(item.text), _LONGEST),
+            fitted(item.text, _LONGEST),
         )
         for item in items
     ]
@@ -150,7 +150,7 @@ def effects_command(home: Home, run: str, as_json: bool) -> None:
     \b
     Example: ramify effects 3f2a
     """
-    record, ledger = home.read(lambda store: _read_effects(store, run))
+    record, ledger = home.read(lambda store: _read_effects(store, run), whole=as_json)
     if as_json:
         say_json([effect_object(effect) for effect in ledger])
     elif not ledger:
@@ -165,6 +165,8 @@ async def _read_effects(store: Reader, text: str) -> tuple[RunRecord, list[Effec
 
 
 def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
+    from ramify.inspect.values import json_line
+
     header = ("KEY", "STEP", "BRANCH", "ATTEMPT", "STATUS", "INTENDED", "ARGUMENTS", "RESULT", "HOW IT IS KNOWN")
     last = {effect.key: effect.attempt for effect in ledger}
     return table(
@@ -177,8 +179,8 @@ def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
                 f"{effect.attempt} of {last[effect.key]}",
                 effect.status.value,
                 age(now - effect.intended_at),
-                fitted(printable(effect.args_json), _LONGEST_VALUE),
-                fitted(printable(effect.result_json or "-"), _LONGEST_VALUE),
+                json_line(effect.args_json, _LONGEST_VALUE),
+                json_line(effect.result_json or "-", _LONGEST_VALUE),
                 printable(effect.note),
             )
             for effect in ledger

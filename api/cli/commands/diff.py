@@ -16,7 +16,7 @@ from ramify.cli.console import pass_home, say_bytes, say_json, say_pages, say_pa
 from ramify.fork_engine.types import Change, Entry
 from ramify.inspect.facts import outside_lines, variable_lines
 from ramify.inspect.home import Home, find_state_with_history
-from ramify.inspect.text import escaped, fitted, printable
+from ramify.inspect.text import escaped, printable
 from ramify.runtime.journal.refs import Place
 from ramify.runtime.records import EffectRecord
 
@@ -56,7 +56,7 @@ def diff_command(home: Home, a: str, b: str | None, stat: bool, name_only: bool,
 
     if nul and not name_only:
         raise click.UsageError("-z needs --name-only")
-    sides = home.read(lambda store: _read(store, a, b))
+    sides = home.read(lambda store: _read(store, a, b), whole=as_json)
     snapshots = home.snapshots()
     states = [side.state(snapshots, home.database) for side in sides]
     keys = changed_channels(*(None if state is None else state.channels for state in states))
@@ -105,9 +105,9 @@ def _known(value: object) -> object:
 
 def _key_line(key: str, before: object, after: object) -> str:
     from ramify.inspect.state import MISSING
-    from ramify.inspect.values import spoken
+    from ramify.inspect.values import value_line
 
-    was, now = ("not set" if one is MISSING else fitted(printable(spoken(one)), _LONGEST) for one in (before, after))
+    was, now = ("not set" if one is MISSING else value_line(one, _LONGEST) for one in (before, after))
     return f"state: {printable(key)}: {was} -> {now}"
 
 

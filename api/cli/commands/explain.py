@@ -61,7 +61,7 @@ def explain_command(home: CommandHome, run: str, as_json: bool, target: str | No
     \b
     Example: ramify explain @
     """
-    record, rows, llm, others = home.read(lambda store: _read(store, run))
+    record, rows, llm, others = home.read(lambda store: _read(store, run), whole=False)
     if target is not None and record.frontend == DECORATORS:
         raise click.UsageError(f"--app is for LangGraph threads: run {record.id} belongs to a workflow")
     plan = Plan.from_json(record.plan_json)

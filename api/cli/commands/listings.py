@@ -45,7 +45,7 @@ def ls_command(home: Home, limit: int, as_json: bool) -> None:
     Example: ramify ls -n 5
     """
     if home.has_runs:
-        runs, tallies, leases = home.read(lambda store: _read_runs(store, limit, home.clock()))
+        runs, tallies, leases = home.read(lambda store: _read_runs(store, limit, home.clock()), whole=False)
     else:
         home.require_usable()
         runs, tallies, leases = [], {}, {}
@@ -120,7 +120,7 @@ def log_command(home: Home, state: str, max_count: int | None, as_json: bool) ->
     """
     from ramify.inspect.checkpoint_graph import ancestry, rows
 
-    place, history = home.read(lambda store: _read_history(store, state))
+    place, history = home.read(lambda store: _read_history(store, state), whole=False)
     chosen = history.checkpoints
     if not parse(state).is_whole_run and place.checkpoint is not None:
         chosen = tuple(ancestry(chosen, place.checkpoint))
@@ -211,7 +211,7 @@ def tree_command(home: Home, run: str, fold: bool, as_json: bool) -> None:
     \b
     Example: ramify tree 3f2a --fold
     """
-    record, ops, llm, checkpoints = home.read(lambda store: _read_branches(store, run))
+    record, ops, llm, checkpoints = home.read(lambda store: _read_branches(store, run), whole=False)
     if as_json:
         say_json(_branch_objects(ops, llm, checkpoints))
         return

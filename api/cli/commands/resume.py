@@ -104,7 +104,9 @@ def resume_command(
     if not trust_home:
         need_own_home(home, RUNS_CODE)
     given = _given(answers)
-    record = home.read(lambda store: _unfinished(home, store) if run is None else require_run(store, run))
+    record = home.read(
+        lambda store: _unfinished(home, store) if run is None else require_run(store, run), whole=False
+    )
     choices = RunOptions(**options)
     if (show_changes or accept_changes) and record.frontend != DECORATORS:
         raise click.UsageError(

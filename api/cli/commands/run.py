@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_text, say_withheld
+from ramify.cli.console import ACTIVE_FILES, json_text, pass_home, run_async, say, say_json, say_text, say_withheld
 from ramify.cli.errors import Interrupted
 from ramify.cli.time_options import duration_option
 from ramify.inspect.home import Home
-from ramify.inspect.text import count, harmless
+from ramify.inspect.text import LONGER, SHOWN, byte_count, count, harmless
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
@@ -205,9 +205,9 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
     if run.frontend != DECORATORS:
         result = summarized(result)
     if isinstance(result, str) or "__str__" in vars(type(result)):
-        say_text(harmless(str(result), sys.stdout))
+        _say_result(run, str(result))
     elif result is not None:
-        say_json(plain(result))
+        _say_result(run, json_text(plain(result)))
     if finished.changes and not choices.quiet:
         for line in change_lines(finished.changes[:10]):
             say(f"  {line}", err=True)
@@ -218,6 +218,15 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
         where = f"written to {run.workspace}" if finished.applied else look
         say(f"{count(len(finished.changes), 'path')} changed: {where}", err=True)
     say_withheld(finished.withheld)
+
+
+def _say_result(run: RunRecord, text: str) -> None:
+    """Print a result: whole, but on a terminal only the beginning of a long one."""
+    cut = sys.stdout.isatty() and len(text) > LONGER
+    say_text(harmless(f"{text[:SHOWN]}…" if cut else text, sys.stdout))
+    if cut:
+        size = byte_count(len(text))
+        say(f"the result has {size} in all: `ramify show {run.id} --json` prints it whole", style="dim", err=True)
 
 
 def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

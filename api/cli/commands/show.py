@@ -27,8 +27,8 @@ from ramify.inspect.facts import (
 from ramify.inspect.history import result_of
 from ramify.inspect.home import Home, find_run, find_state_with_history
 from ramify.inspect.state import Channels, State, state_at
-from ramify.inspect.text import age, count, fitted, instant, printable, seconds, table
-from ramify.inspect.values import spoken
+from ramify.inspect.text import LONGER, age, count, fitted, instant, printable, seconds, table
+from ramify.inspect.values import json_line, value_line
 from ramify.runtime.estimates.cost_model import Regret, regrets
 from ramify.runtime.records import AGAIN, DOUBTFUL, EffectRecord, LLMRecord, OpRecord, OpStatus, RunRecord, RunStatus
 
@@ -56,7 +56,7 @@ def show_command(home: CommandHome, state: str, as_json: bool) -> None:
     \b
     Example: ramify show @~1
     """
-    read = home.read(lambda store: _read_run(store, state))
+    read = home.read(lambda store: _read_run(store, state), whole=as_json)
     if read is None:
         show_state(home, state, as_json)
         return
@@ -94,7 +94,7 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("run", f"{run.id}  {status}"),
         ("workflow", printable(run.workflow)),
         ("workspace", printable(run.workspace) or "none"),
-        ("arguments", fitted(printable(run.args_json), _LONGEST)),
+        ("arguments", json_line(run.args_json, _LONGEST)),
         ("sandbox", run.settings.sandbox),
         ("began", f"{instant(run.created_at)} ({age(now - run.created_at)})"),
         ("deadline", deadline_line(run)),
@@ -103,9 +103,9 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("model", count(tally.llm_calls, "call")),
     ]
     if run.result_json is not None:
-        facts.append(("result", fitted(printable(spoken(json.loads(run.result_json))), _LONGEST)))
+        facts.append(("result", value_line(json.loads(run.result_json), _LONGEST)))
     if run.error:
-        facts.append(("error", fitted(printable(run.error), _LONGEST)))
+        facts.append(("error", fitted(run.error, _LONGEST)))
     return [f"{name:<10} {value}" for name, value in facts]
 
 
@@ -161,7 +161,7 @@ def _run_object(run: RunRecord, status: str, ops: list[OpRecord], calls: list[Ca
 
 def show_state(home: Home, text: str, as_json: bool) -> None:
     """Print a checkpoint with all that is known of it, or a bare snapshot with its contents."""
-    place, history = home.read(lambda store: find_state_with_history(store, text))
+    place, history = home.read(lambda store: find_state_with_history(store, text), whole=as_json)
     snapshots = home.snapshots()
     state = None
     if history is not None and place.checkpoint is not None:
@@ -210,15 +210,16 @@ def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterato
 
 def channel_lines(channels: Channels | None) -> list[str]:
     """A line per channel; of messages, a line each."""
-    from ramify.inspect.values import plain, spoken
+    from ramify.inspect.values import plain
     from ramify.runtime.langgraph.value_summary import line_of, messages_in
 
     if not channels:
         return []
     rows = []
     for name, value in sorted(channels.items()):
-        said = [line_of(one) for one in messages_in(plain(value))] or [spoken(value)]
-        rows += [(printable(name), fitted(printable(one), _LONGEST)) for one in said]
+        messages = messages_in(plain(value))
+        said = [fitted(line_of(one), _LONGEST) for one in messages] or [value_line(value, _LONGEST)]
+        rows += [(printable(name), one) for one in said]
     return table(("KEY", "VALUE"), rows)
 
 
@@ -286,7 +287,7 @@ def op_lines(ops: Sequence[OpRecord]) -> list[str]:
         if op.status is OpStatus.UNDONE:
             said = f"undone: {said}"
         if op.error:
-            said = f"failed: {op.error.splitlines()[0]}"
+            said = f"failed: {op.error[:LONGER].splitlines()[0]}"
         rows.append(
             (
                 str(op.seq),
@@ -296,7 +297,7 @@ def op_lines(ops: Sequence[OpRecord]) -> list[str]:
                 printable(op.step or ""),
                 took,
                 (op.snapshot_out or "")[:12],
-                fitted(printable(said), 60),
+                fitted(said, 60),
             )
         )
     return table(header, rows, right=("SEQ", "TOOK"))

@@ -3,6 +3,8 @@ and journal keys with their digests are found again."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
@@ -16,8 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.codec import codec, digests
-from ramify.runtime.codec.digests import digest_in_journal, digest_of_arguments, digest_of_result, digest_of_text
+from ramify.runtime.codec import codec, encoded_value, json_parts
+from ramify.runtime.codec.canonical import canonical
+from ramify.runtime.codec.digests import digest_in_journal
+from ramify.runtime.codec.encoded_value import Encoded
 from tests.runtime.kept_values import BERLIN, VALUES, Coded, Colour, Foo, Frozen, Holder, Made, Pair, Text
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.sampled_from("{}$")
@@ -28,14 +32,18 @@ PLAIN_VALUES = st.recursive(
 
 @given(PLAIN_VALUES)
 def test_of_any_value(value: object) -> None:
-    text = codec.encode(value)
-    assert digest_of_text(text) == codec.digest_text(text)
+    assert Encoded(value).digest() == codec.digest_text(codec.encode(value)) == of_parsed(value)
 
 
 @given(st.dictionaries(st.text() | st.just("$") | st.integers(), PLAIN_VALUES, max_size=3))
 def test_of_arguments(arguments: dict[str, object]) -> None:
-    text = codec.encode(arguments)
-    assert digest_of_arguments(arguments, text) == codec.digest_text(text)
+    assert Encoded(arguments).digest() == of_parsed(arguments)
+
+
+def of_parsed(value: object) -> str:
+    """The digest of the parsed text, as the first version computed it."""
+    found = json.dumps(canonical(json.loads(codec.encode(value))), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(found.encode()).hexdigest()
 
 
 HERE = "tests.runtime.kept_values"
@@ -111,16 +119,15 @@ def test_the_journal_of_an_earlier_version_is_asked_by_its_own_digest(value: Any
     text = codec.encode(value)
     now, then = codec.digest_text(text), codec.digest_text(before)
     assert now != then
-    assert digest_in_journal(journal(), value, text) == now
-    assert digest_in_journal(journal("another"), value, text) == now
-    assert digest_in_journal(journal(then), value, text) == then
-    assert digest_in_journal(journal(then, now), value, text) == now
+    assert digest_in_journal(journal(), value, Encoded(value)) == now
+    assert digest_in_journal(journal("another"), value, Encoded(value)) == now
+    assert digest_in_journal(journal(then), value, Encoded(value)) == then
+    assert digest_in_journal(journal(then, now), value, Encoded(value)) == now
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_every_value_has_a_digest_under_an_earlier_journal(value: Any) -> None:
-    text = codec.encode(value)
-    assert digest_in_journal(journal("another"), value, text) == codec.digest_text(text)
+    assert digest_in_journal(journal("another"), value, Encoded(value)) == of_parsed(value)
 
 
 @dataclass
@@ -155,30 +162,35 @@ LONG = {
 def test_the_digest_of_a_long_value_is_that_of_its_canonical_text(
     which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "PIECE", 1000)
+    for module in (encoded_value, json_parts):
+        monkeypatch.setattr(module, "PIECE", 1000)
     value = LONG[which]()
     for unicode in (False, True):
         text = codec.encode(value, unicode=unicode)
-        assert len(text) > digests.PIECE
+        assert len(text) > 1000
         assert text == json_of(value) or "$" in text or not text.isascii()
-        decoded = codec.decode(text)
-        assert codec.encode(decoded, unicode=unicode) == text
-        assert digest_of_result(decoded, text) == codec.digest_text(text)
+        assert codec.encode(codec.decode(text), unicode=unicode) == text
+        assert Encoded(value, unicode=unicode).digest() == codec.digest_text(text) == of_parsed(value)
         arguments = {"value": value, "other": 1}
-        text = codec.encode(arguments, unicode=unicode)
-        assert digest_of_arguments(arguments, text) == codec.digest_text(text)
+        assert Encoded(arguments, unicode=unicode).digest() == of_parsed(arguments)
 
 
 @pytest.mark.parametrize("part", [{"a": 1, "b": 2}, {"b": 1, "a": 2}])
-def test_the_digest_of_long_arguments_is_that_of_their_text(
+def test_nothing_of_an_encoded_value_changes_with_the_value(
     part: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step gets the arguments that are in the text, also if a thread changes them afterwards."""
-    monkeypatch.setattr(digests, "PIECE", 1000)
-    arguments = {"value": [dict(part) for _ in range(MANY)]}
-    text = codec.encode(arguments)
-    arguments["value"][0]["a"] = 3
-    assert digest_of_arguments(arguments, text) == codec.digest_text(text)
+    """A thread may change it, or the step that gets a copy."""
+    for module in (encoded_value, json_parts):
+        monkeypatch.setattr(module, "PIECE", 1000)
+    arguments = {"value": [dict(part) for _ in range(MANY)], "data": bytearray(b"x" * MANY), "few": [[1]]}
+    before, text = copy.deepcopy(arguments), codec.encode(arguments)
+    encoded = Encoded(arguments)
+    for changed in (arguments, encoded.value()):
+        changed["value"][0]["a"] = 3
+        del changed["value"][9:]
+        changed["data"][:] = b"y"
+        changed["few"][0].append(2)
+        assert (encoded.value(), encoded.digest(), encoded.text()) == (before, codec.digest_text(text), text)
 
 
 def json_of(value: object) -> str:

@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.codec import codec, digests, encoder, long_texts
+from ramify.runtime.codec import codec, encoded_value, encoder, json_parts, long_texts
+from ramify.runtime.codec.canonical import canonical
+from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.long_texts import ascii_form, has_surrogates
+from ramify.runtime.codec.object_state import same
 
 CHARACTERS = st.one_of(
     st.characters(codec=None), st.sampled_from('"\\/\0\n\x1f\x7f é€😀{}:$'), st.sampled_from("\ud83d\ude00\udc80")
@@ -39,7 +42,7 @@ VALUES = st.recursive(
 def short_is_long() -> Iterator[None]:
     """Let texts of a few characters count as long ones."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (codec, digests, encoder, long_texts):
+        for module in (encoded_value, encoder, json_parts, long_texts):
             patch.setattr(module, "PIECE", 7)
         patch.setattr(long_texts, "_LIFTED", 16)
         patch.setattr(long_texts, "_DENSE", 0)
@@ -50,7 +53,7 @@ def short_is_long() -> Iterator[None]:
 
 def whole(text: str) -> str:
     """The digest of a parsed text, as the first version computed it."""
-    value = codec._canonical(json.loads(text), None)
+    value = canonical(json.loads(text))
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -126,12 +129,16 @@ def test_bytes_of_a_part_that_is_not_kept_are_not_put_into_a_string(value: Any) 
     assert (again.said if isinstance(value, pydantic.BaseModel) else again[1]) == "\0lifted 0"
 
 
-@given(st.dictionaries(st.sampled_from(["b", "a", "ç"]), SCALARS, min_size=1))
-def test_the_digest_of_arguments_needs_no_text(arguments: dict[str, Any]) -> None:
-    found = digests.digest_of_long_arguments(arguments)
-    is_long = any(isinstance(one, str | bytes) and len(one) > 7 for one in arguments.values())
-    odd = any(isinstance(one, str) and has_surrogates(one) for one in arguments.values())
-    assert found == (codec.digest(arguments) if is_long and not odd else None)
+@given(VALUES, st.booleans())
+def test_one_encoding_gives_the_text_the_digest_and_copies(value: Any, unicode: bool) -> None:
+    text = codec.encode(value, unicode=unicode)
+    for asked in (("text", "digest"), ("digest", "text"), ("digest",)):
+        encoded = Encoded(value, unicode=unicode)
+        for name in asked:
+            assert getattr(encoded, name)() == (text if name == "text" else whole(codec.encode(value)))
+        for again in (encoded.value(), encoded.compact().value(), encoded.take()):
+            assert same(again, value)
+        assert Encoded.of_text(text).digest() == encoded.digest()
 
 
 @given(TEXTS, st.integers(1, 9))

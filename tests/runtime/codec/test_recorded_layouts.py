@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, PrivateAttr
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.encoder import sort_encoded
+from ramify.runtime.codec.canonical import sort_encoded
 from ramify.runtime.codec.recorded_layouts import RecordedLayouts, is_same_by_names
 
 HERE = __name__

@@ -19,6 +19,7 @@ from ramify.runtime.store.stored_texts import (
     common,
     compress,
     expand,
+    named,
     pack,
     packed_in_pieces,
     to_bytes,
@@ -115,8 +116,9 @@ async def test_a_run_with_the_id_of_a_deleted_one_uses_none_of_its_texts(
 def test_a_text_in_pieces_is_read_as_written(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_texts, "PIECE", 4)
-        pieces = dict(packed_in_pieces(text))
-        assert next(iter(pieces)) == rows.digest(text)
+        found = named(text)
+        pieces = dict(packed_in_pieces(*found[::2]))
+        assert next(iter(pieces)) == found.name == rows.digest(text)
         prefixes = {rows.digest(text[:end]): text[:end] for end in {*range(4, len(text), 4), len(text)}}
         assert unpack([rows.digest(text)], pieces) == {rows.digest(text): text}
         assert unpack(pieces, pieces) == prefixes
@@ -126,8 +128,7 @@ async def test_a_long_text_is_stored_in_pieces_and_deleted_whole(
     store: RunStore, a_run: Make, an_op: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs with the same beginning share its pieces."""
-    for module in (stored_texts, blobs):
-        monkeypatch.setattr(module, "PIECE", 1000)
+    monkeypatch.setattr(stored_texts, "PIECE", 1000)
     start = json.dumps("é\0x" * 500 + "€" * 999, ensure_ascii=False)
     texts = {"run-1": start + "a" * 900, "run-2": start + "b" * 900}
     for run, text in texts.items():
@@ -149,8 +150,7 @@ async def test_a_long_text_that_is_there_in_another_form_gets_no_pieces(
     whole = "é" * 5000
     await store.create_run(a_run())
     await store.commit("run-1", ops=[an_op(result_json=whole)])
-    for module in (stored_texts, blobs):
-        monkeypatch.setattr(module, "PIECE", 1000)
+    monkeypatch.setattr(stored_texts, "PIECE", 1000)
     monkeypatch.setattr(blobs, "_LONGEST", 0)
     for run, text in (("run-2", whole), ("run-3", whole + "a" * 900)):
         await store.create_run(a_run(id=run, args_json=whole))
