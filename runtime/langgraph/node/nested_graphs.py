@@ -6,14 +6,20 @@ All other calls go to LangGraph unchanged.
 
 A graph that starts afresh gets the node's world by a write next to the graph's input. After that, the graph's own
 checkpoints hold the position: a resumed node calls its graph again, and the graph goes on from there.
+
+If the node's code leaves the stream of a graph before its end (`break`), the node's world gets the files of the nodes
+that are done by then.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from typing import Any
 
@@ -48,12 +54,56 @@ class InstrumentedGraph:
     """Marks a graph that is instrumented already, so that it is not instrumented again here."""
 
 
+class OpenStream:
+    """A stream of a graph that a node's code reads. It is closed before the node ends, since the node's world gets
+    the graph's files then."""
+
+    __slots__ = ("_chunks", "_ended", "_loop")
+
+    def __init__(self) -> None:
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._chunks: weakref.ref[Any] | None = None
+
+    def of(self, chunks: Any) -> Any:
+        """Return the stream, which lives no longer than in a plain graph."""
+        self._chunks = weakref.ref(chunks)
+        return chunks
+
+    @contextmanager
+    def read_by(self, caller: Caller, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
+        """`loop`: on which an async stream is read."""
+        self._loop = loop
+        caller.streams.append(self)
+        try:
+            yield
+        finally:
+            caller.streams.remove(self)
+            self._ended.set_result(None)
+
+    def close(self) -> None:
+        chunks = self._chunks() if self._chunks is not None else None
+        if self._loop is None and chunks is not None:
+            with suppress(Exception):  # such as that another thread reads it
+                chunks.close()
+
+    async def aclose(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            self.close()
+        elif self._chunks is not None and (chunks := self._chunks()) is not None:
+            with suppress(Exception):
+                await chunks.aclose()
+        else:  # the event loop is about to close it
+            await asyncio.wrap_future(self._ended)
+
+
 class Caller(ABC):
     """The running node, for graphs that its code starts."""
 
     __slots__ = ()
 
     session: Session
+    streams: list[OpenStream]  # that its code reads
 
     @property
     @abstractmethod
@@ -113,19 +163,31 @@ def _intercepted_stream(self: Any, input: Any, config: RunnableConfig | None = N
     caller = _caller(self, config)
     if caller is None:
         return _stream(self, input, config, **options)
-    return _stream_over_worlds(caller, self, input, config, options)
+    stream = OpenStream()
+    chunks: Iterator[Any] = stream.of(_stream_over_worlds(stream, caller, self, input, config, options))
+    return chunks
 
 
 def _stream_over_worlds(
-    caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+    stream: OpenStream,
+    caller: Caller,
+    graph: Any,
+    input: Any,
+    config: RunnableConfig | None,
+    options: dict[str, Any],
 ) -> Iterator[Any]:
     inner, config, invocation = caller.graph(graph, config, options)
-    try:
-        yield from _stream(inner, input, config, **options)
-    except ParentCommand:
+    with stream.read_by(caller):
+        try:
+            yield from _stream(inner, input, config, **options)
+        except GeneratorExit:
+            if not caller.attempt.is_over:
+                caller.session.portal.wait(invocation.take_back_midway())
+            raise
+        except ParentCommand:
+            caller.session.portal.wait(invocation.take_back())
+            raise
         caller.session.portal.wait(invocation.take_back())
-        raise
-    caller.session.portal.wait(invocation.take_back())
 
 
 def _intercepted_astream(
@@ -134,18 +196,30 @@ def _intercepted_astream(
     caller = _caller(self, config)
     if caller is None:
         return _astream(self, input, config, **options)
-    return _astream_over_worlds(caller, self, input, config, options)
+    stream = OpenStream()
+    chunks: AsyncIterator[Any] = stream.of(_astream_over_worlds(stream, caller, self, input, config, options))
+    return chunks
 
 
 async def _astream_over_worlds(
-    caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+    stream: OpenStream,
+    caller: Caller,
+    graph: Any,
+    input: Any,
+    config: RunnableConfig | None,
+    options: dict[str, Any],
 ) -> AsyncIterator[Any]:
     inner, config, invocation = caller.graph(graph, config, options)
-    try:
-        async with aclosing(_astream(inner, input, config, **options)) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                yield chunk
-    except ParentCommand:
+    with stream.read_by(caller, asyncio.get_running_loop()):
+        try:
+            async with aclosing(_astream(inner, input, config, **options)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+        except GeneratorExit:
+            if not caller.attempt.is_over:
+                await caller.session.portal.cross(invocation.take_back_midway())
+            raise
+        except ParentCommand:
+            await caller.session.portal.cross(invocation.take_back())
+            raise
         await caller.session.portal.cross(invocation.take_back())
-        raise
-    await caller.session.portal.cross(invocation.take_back())

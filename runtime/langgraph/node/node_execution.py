@@ -18,7 +18,7 @@ from ramify.runtime.langgraph.compat import (
     ROOT,
     tell_cached,
 )
-from ramify.runtime.langgraph.node.nested_graphs import Caller, Instrument
+from ramify.runtime.langgraph.node.nested_graphs import Caller, Instrument, OpenStream
 from ramify.runtime.langgraph.node.node_results import (
     Cached,
     cached,
@@ -93,10 +93,12 @@ class NodeExecution(Caller):
         "has_begun",
         "served",
         "session",
+        "streams",
     )
 
     def __init__(self, session: Session, node: ExecutableNode, reading: Reading, input: Any) -> None:
         self.session = session
+        self.streams: list[OpenStream] = []
         self._input = input
         self._cached: Cached | None = None
         self._node = node
@@ -249,6 +251,16 @@ class NodeExecution(Caller):
         if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
             return False
         return self.has_begun and not self._has_calls() and self.attempt.fail_clean(error)
+
+    def close_streams(self) -> None:
+        """Close the streams of graphs that the node's code has left open. Call it on the node's thread."""
+        for stream in list(self.streams):
+            stream.close()
+
+    async def aclose_streams(self) -> None:
+        """The async counterpart of `close_streams`, for the node's event loop."""
+        for stream in list(self.streams):
+            await stream.aclose()
 
     def _has_calls(self) -> bool:
         """Tell whether the node called tasks, which may still run."""

@@ -106,12 +106,13 @@ def is_run(config: RunnableConfig) -> bool:
 def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading:
     """Read the running task. Raises `LangGraphChanged` if LangGraph's config does not have the expected form."""
     conf = config.get(CONF, {})
-    loop, invocation = _loop(conf), conf.get(INVOCATION)
-    if not isinstance(invocation, Invocation):
+    invocation = conf.get(INVOCATION)
+    if type(invocation) is not Invocation:
         raise UnsupportedGraph(
             f"node {node!r} was run outside its app: call invoke, stream or their variants on the app"
         )
-    invocation.loop = loop
+    if (loop := invocation.loop) is None:  # an invocation has one loop
+        loop = invocation.loop = _loop(conf)
     thread, namespace = conf.get(CONFIG_KEY_THREAD_ID) or "", conf.get(CONFIG_KEY_CHECKPOINT_NS, "")
     task_id, checkpoint = conf[CONFIG_KEY_TASK_ID], loop.checkpoint["id"]
     known, order = invocation.order
@@ -186,12 +187,12 @@ def without_world_channel(read: Any, invocation: Invocation) -> Any:
     `ToolNode` hands them to its tools as the state."""
     if not isinstance(read, functools.partial) or len(read.args) < 2 or ENV not in read.args[1]:
         return read
-    scratchpad, channels, *rest = read.args
+    scratchpad, channels = read.args[:2]
     known, shown = invocation.shown  # a loop's tasks all get one and the same dict
     if known is not channels:
         shown = {name: channel for name, channel in channels.items() if name != ENV}
         invocation.shown = channels, shown
-    return functools.partial(read.func, scratchpad, shown, *rest, **read.keywords)
+    return functools.partial(read.func, scratchpad, shown, *read.args[2:], **read.keywords)
 
 
 def scheduler(conf: dict[str, Any]) -> Callable[..., Any] | None:

@@ -232,9 +232,13 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running:
-                    extra = kwargs if running.extra is None else {**kwargs, **running.extra}
-                    value = self.code.run(input, running.config(config), extra, streamed=streamed)
+                try:
+                    with running:
+                        extra = kwargs if running.extra is None else {**kwargs, **running.extra}
+                        value = self.code.run(input, running.config(config), extra, streamed=streamed)
+                finally:
+                    if running.streams:
+                        running.close_streams()
             except BaseException as error:
                 if not running.failed_clean(error):
                     self._leave(reading, wait(running.raised(error)))
@@ -258,9 +262,13 @@ class WorldNode(Runnable[Any, Any]):
             value, env = running.served
         else:
             try:
-                with running:
-                    extra = kwargs if running.extra is None else {**kwargs, **running.extra}
-                    value = await self.code.arun(input, running.config(config), extra, streamed=streamed)
+                try:
+                    with running:
+                        extra = kwargs if running.extra is None else {**kwargs, **running.extra}
+                        value = await self.code.arun(input, running.config(config), extra, streamed=streamed)
+                finally:
+                    if running.streams:
+                        await running.aclose_streams()
             except BaseException as error:
                 if not running.failed_clean(error):
                     self._leave(reading, await cross(running.raised(error)))

@@ -146,6 +146,10 @@ class Attempt:
         return result, await standing.served(row)
 
     @property
+    def is_over(self) -> bool:
+        return self._over
+
+    @property
     def stands(self) -> bool:
         """Whether it stands, or is about to."""
         return self._standing is not None or (self._lock is not None and self._lock.locked())

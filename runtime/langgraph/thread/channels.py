@@ -1,4 +1,4 @@
-"""Channels of a graph over worlds: the world's position, reducers that say where they failed, and joins.
+"""Channels of a graph over worlds: the world's position, reducers that say where they failed, joins and topics.
 
 **The world channel** is added after the graph was compiled, so it is in no schema and no stream. LangGraph's history,
 time travel and forks carry it like any other value. It holds only primitives, because any checkpointer's serialiser
@@ -7,9 +7,10 @@ has to store it.
 **Reducers.** If a user's reducer raises, its error stays as in plain LangGraph, with a note that names the channel,
 the reducer's line and the two types.
 
-**Joins.** LangGraph's barrier hands out the set that it goes on changing. With durability="async", a checkpoint is
-written while the next superstep runs, and could hold arrivals of that superstep: a thread resumed from it would never
-reach the join. So checkpoints get a copy of the set.
+**Joins and topics.** LangGraph's barrier hands out the set that it goes on changing, and a `Topic` that accumulates
+its list. With durability="async", a checkpoint is written while the next superstep runs, and could hold what arrived
+in that superstep: a thread resumed from it would never reach the join, or hold a value twice. So checkpoints get a
+copy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Self, TypeVar, cast
 from langgraph.channels.base import BaseChannel
 from langgraph.channels.binop import BinaryOperatorAggregate
 from langgraph.channels.named_barrier_value import NamedBarrierValue
+from langgraph.channels.topic import Topic
 from langgraph.errors import EmptyChannelError
 
 from ramify.compiler.plan import site_file
@@ -102,9 +104,9 @@ T = TypeVar("T")
 
 
 def instrumented_channels(channels: Mapping[str, T]) -> dict[str, T]:
-    """Return the channels, with copies of joins and of channels with a user's reducer: the given graph stays as it
-    is."""
-    return {name: _with_noted_reducer(name, frozen_barrier(channel)) for name, channel in channels.items()}
+    """Return the channels, with copies of joins, topics and channels with a user's reducer: the given graph stays as
+    it is."""
+    return {name: _with_noted_reducer(name, with_copied_checkpoints(channel)) for name, channel in channels.items()}
 
 
 def _with_noted_reducer(name: str, channel: T) -> T:
@@ -146,12 +148,23 @@ class _Barrier(NamedBarrierValue[Any]):
         return set(self.seen)
 
 
-def frozen_barrier(channel: T) -> T:
-    """Return the channel; if it is a barrier, a copy whose checkpoints do not change."""
-    if not isinstance(channel, NamedBarrierValue):  # the barrier of a deferred node is not affected
+class _Topic(Topic[Any]):
+    __slots__ = ()
+
+    def checkpoint(self) -> list[Any]:
+        return list(self.values)
+
+
+def with_copied_checkpoints(channel: T) -> T:
+    """Return the channel; if it hands out what it goes on changing, a copy whose checkpoints do not change."""
+    mine: BaseChannel[Any, Any, Any]
+    if isinstance(channel, NamedBarrierValue):  # the barrier of a deferred node is not affected
+        mine = _Barrier(channel.typ, channel.names)
+    elif isinstance(channel, Topic) and channel.accumulate:
+        mine = _Topic(channel.typ, accumulate=True)
+    else:
         return channel
-    mine = _Barrier(channel.typ, channel.names)
-    mine.key = channel.key
+    mine.key = cast(BaseChannel[Any, Any, Any], channel).key
     return cast(T, mine)
 
 

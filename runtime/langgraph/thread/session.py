@@ -29,7 +29,7 @@ from ramify.runtime.langgraph.thread.channels import WorldChannel, joined
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
 from ramify.runtime.langgraph.thread.lost_states import RerunsNodes
 from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
-from ramify.runtime.langgraph.thread.positions import StoredPosition
+from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.supersteps import DeferredFork, DeferredPosition, Task
 from ramify.runtime.records import AGAIN, CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
 from ramify.runtime.store.run_locks import is_held
@@ -102,6 +102,20 @@ class Invocation:
         first = self.within.run.first(nested.state, nested.branch.checkpoint)
         return {**first, "branch": nested.branch.path, "base": nested.state.id, "lender": self.within.task.key}
 
+    @property
+    def reached(self) -> StoredPosition | None:
+        """Where the world stands after all tasks that are done, also those of a superstep that is not over."""
+        loop, (_, order) = self.loop, self.order
+        tasks = {} if loop is None else loop.tasks
+        ids = sorted(tasks, key=lambda id: order.get(id, len(order)))
+        done = [value for id in ids for channel, value in tasks[id].writes if channel == ENV]
+        return joined(done) if done else self.env
+
+    async def take_back_midway(self) -> None:
+        """As `take_back`, for a graph whose caller does not read its stream to the end."""
+        self.left = self.left or self.reached
+        await self.take_back()
+
     async def take_back(self) -> None:
         """Merge what the graph did into the world of the node that called it."""
         env = self.left or self.env
@@ -165,8 +179,8 @@ class Session:
             return None
         if within is not None:
             return self._quick_within(within, invocation, task, env)
-        run = None if env is None else invocation.runs.get(RunId(env["run"]))
-        if env is None or run is None or run.record.id != env["run"] or run.journal.knows(task.key):
+        run = None if env is None else invocation.runs.get(env["run"])  # type: ignore[call-overload]  # a run's id
+        if env is None or run is None or run.journal.knows(task.key):
             return None
         return Ready(run, env, invocation.calls[run.record.id], env, run.clock())
 

@@ -140,6 +140,7 @@ DIFFERENCES = {
     "time travel into a subgraph": "test_going_back_into_a_subgraph_runs_only_what_follows",
     "tasks nobody waits for": "test_a_task_that_could_never_run_is_refused",
     "error handlers": "test_a_finished_error_handler_is_not_run_again_on_resume",
+    "edges": "test_a_node_whose_edge_asks_is_not_run_again",
     "idle nodes": "test_a_node_is_not_idle_while_its_world_starts",
     "notes": "test_a_node_that_raises_says_where_and_the_thread_goes_on_from_before_it",
     "checkpoints": "test_a_checkpoint_holds_the_world_and_the_state_does_not",

@@ -1,4 +1,4 @@
-"""Joins under durability="async", with a checkpointer that is slower than the graph."""
+"""Joins and topics under durability="async", with a checkpointer that is slower than the graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.channels import Topic
 from langgraph.graph import START, StateGraph
 
 import ramify
@@ -46,3 +47,26 @@ def test_a_joins_checkpoint_is_that_of_its_superstep(home: Path, tmp_path: Path)
         (first,) = [one for one in app.get_state_history(config) if one.metadata and one.metadata.get("step") == 1]
         assert first.next == ("b2",)
         assert app.invoke(None, first.config)["log"] == ["a", "b", "b2", "join"]
+
+
+class Heard(TypedDict, total=False):
+    heard: Annotated[list[str], Topic(str, accumulate=True)]
+
+
+def test_a_topics_checkpoint_is_that_of_its_superstep(home: Path, tmp_path: Path) -> None:
+    config: RunnableConfig = {"configurable": {"thread_id": "1"}}
+    graph: Any = StateGraph(Heard)
+    for name in ("a", "b", "c"):
+        graph.add_node(name, lambda state, name=name: {"heard": name})
+    graph.add_edge(START, "a").add_edge("a", "b").add_edge("b", "c")
+    with (
+        Slow.open(tmp_path / "threads.db") as saver,
+        ramify.compile(graph, home=home, sandbox="copy", checkpointer=saver, name="topics") as app,
+    ):
+        app.invoke({}, config, durability="async")
+        first, second = (
+            next(one for one in app.get_state_history(config) if one.metadata and one.metadata.get("step") == step)
+            for step in (1, 2)
+        )
+        assert (first.values["heard"], second.values["heard"]) == (["a"], ["a", "b"])
+        assert app.invoke(None, first.config)["heard"] == ["a", "b", "c"]
