@@ -327,6 +327,8 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
             continue  # llama.cpp would take the null of json_schema for a schema, and that of grammar for one
         if name in known or is_tag(name) or is_hint(name, value):
             body[name] = value
+        elif name == "cache_salt":
+            body["cache_prompt"] = False  # it then finds nothing that other calls have left
         elif name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
             how = _INSTEAD.get(name, "leave it out")
             raise bad_request(name, f"{name}: the embedded engine does not support it: {how}")

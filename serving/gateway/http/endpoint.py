@@ -123,6 +123,7 @@ class Endpoint:
         asked = await body_of(request, gateway.bodies)
         tags = tags_of(request, asked, client)
         body = await asyncio.to_thread(self._checked, asked) if is_large(request) else self._checked(asked)
+        gateway.stored.check(asked, client)
         dialect = self._api.dialect
         stream = flag_in(body, "stream")
         if stream and scope.get("http_version") == "1.0":
@@ -228,6 +229,8 @@ class Endpoint:
                     ):
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
                     upstream = _of(replica)
+                    if call.client and replica.traits.keeps_prefixes is None:
+                        await upstream.keeps_apart()
                     api = at_engine(self._api, llama_cpp=replica.traits.llama_cpp)
                     work.body, work.dialect = api.request(work.asked), api.dialect
                     work.format = work.format if call.chunks else api.answer(work.asked)
