@@ -161,7 +161,7 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
             body[name] = value
         elif name == "cache_salt":
             body["cache_prompt"] = False  # it then finds nothing that other calls have left
-        elif name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
+        elif not _says_nothing(name, value, asked):
             how = _INSTEAD.get(name, "leave it out")
             raise bad_request(name, f"{name}: the embedded engine does not support it: {how}")
     check_values(body)
@@ -177,6 +177,13 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
         return {**for_llama_cpp(body), **_with_patterns(body)}
     except UnsupportedPattern as error:
         raise bad_request("response_format", f"response_format: a pattern with {error}") from error
+
+
+def _says_nothing(name: str, value: object, asked: Json) -> bool:
+    """Does the field ask for no more than the engine does anyway?"""
+    if name == "best_of" and value == asked.get("n", 1):
+        return True  # of so many answers, the best so many
+    return name in _WITHOUT_EFFECT or value in _SAYS_NOTHING.get(name, ())
 
 
 def _check_one_constraint(body: Json) -> None:

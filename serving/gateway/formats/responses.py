@@ -21,7 +21,9 @@ from ramify.serving.protocol.agent_hints import without_hints
 from ramify.serving.protocol.tags import without_tags
 
 Json = Mapping[str, object]
-_AS_THEY_ARE = frozenset({"model", "stream", "temperature", "top_p", "seed", "stop", "parallel_tool_calls"})
+_AS_THEY_ARE = frozenset(
+    {"cache_salt", "model", "parallel_tool_calls", "seed", "stop", "stream", "temperature", "top_p"}
+)
 _WITHOUT_EFFECT = frozenset(
     {
         "background", "include", "metadata", "prompt_cache_key", "prompt_cache_retention", "reasoning",

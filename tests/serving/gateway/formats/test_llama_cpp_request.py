@@ -149,6 +149,11 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
         with pytest.raises(ApiError, match="prompt: must be"):
             text_for_llama_cpp({"prompt": odd})
     assert text_for_llama_cpp({"prompt": ["a", [1, "b"], "c"]})["prompt"]
+    assert text_for_llama_cpp({"prompt": "a", "n": 2, "best_of": 2}) == {"prompt": "a", "n": 2}
+    for best in ({"best_of": 2}, {"n": 2, "best_of": 3}):
+        with pytest.raises(ApiError, match="best_of"):
+            text_for_llama_cpp({"prompt": "a", **best})
+    assert text_for_llama_cpp({"prompt": "a", "cache_salt": "x"}) == {"prompt": "a", "cache_prompt": False}
     for missing in ({}, {"prompt": []}, {"prompt": ""}, {"prompt": ["a", ""]}, {"prompt": [[1], []]}):
         with pytest.raises(ApiError, match="prompt: "):
             text_for_llama_cpp(missing)
@@ -261,3 +266,12 @@ def test_hints_of_other_systems_are_not_refused(api: Api, ask: dict[str, Any], h
     """The gateway reads them. No engine needs to."""
     body = at_engine(api, llama_cpp=True).request({**ask, **hint})
     assert without_hints(body, None) == dict(at_engine(api, llama_cpp=True).request(ask))
+
+
+@pytest.mark.parametrize(("api", "body"), [(CHATS, ASK), (TEXTS, {"prompt": "a"}), (RESPONSES_API, {"input": "a"})])
+def test_a_call_with_a_salt_is_answered_without_the_cache(api: Api, body: dict[str, Any]) -> None:
+    """A gateway in front sends salts, to keep its clients apart."""
+    at = at_engine(api, llama_cpp=True)
+    assert at.request({**body, "cache_salt": "x"}) == {**at.request(body), "cache_prompt": False}
+    with pytest.raises(ApiError, match="cache_prompt"):
+        at.request({**body, "cache_prompt": False})
