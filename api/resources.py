@@ -158,7 +158,9 @@ class Resources:
         from ramify.serving.gateway.server import LocalGateway
 
         gateway = await self._stack.enter_async_context(
-            LocalGateway(home=self._home, upstream=upstream, upstream_key=self._api_key, model=settings.model)
+            LocalGateway(home=self._home, model=settings.model or None)
+            if upstream is None
+            else LocalGateway(home=self._home, upstream=upstream, upstream_key=self._api_key or None)
         )
         return await self._stack.enter_async_context(
             LLMClient(gateway.base_url, model=settings.model, honours_seed=upstream is None)

@@ -6,6 +6,7 @@ ServingError
 ├── DownloadFailed        the weights could not be fetched
 ├── EngineFailed          the local engine did not start, or died
 ├── Exposed               the gateway would let in everybody in the network
+├── BadSettings           a setting of a gateway that nothing reads, or that contradicts another
 ├── BadTags               a tag is malformed; `.field` names it
 ├── LLMError              a call gave no result; nothing of it counts as done
 │   ├── LLMUnavailable    down, refusing, 5xx, or a cut stream: retried within the deadline, then this
@@ -53,6 +54,11 @@ class EngineFailed(ServingError):
 
 class Exposed(ServingError):
     """The gateway would listen beyond this machine, and no API keys are set."""
+
+
+class BadSettings(ServingError, ValueError):
+    """A setting of a gateway that nothing would read, that contradicts another, or that is out of range. The message
+    names settings in backticks, by their fields of `GatewaySettings`."""
 
 
 class BadTags(ServingError, ValueError):

@@ -212,12 +212,17 @@ class Guard:
         elif refusal is None:
             await self._app(scope, receive, with_headers)
         else:
-            added.append((REQUEST_ID.encode(), request_id(scope["headers"]).encode()))
-            await _answer(refusal, with_headers)
+            named = request_id(scope["headers"])
+            added.append((REQUEST_ID.encode(), named.encode()))
+            await _answer(refusal.status, self.body(refusal, scope, named), with_headers)
 
     def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> AccessRefusal | None:
         """The policy's refusal. A server that needs more checks overrides this."""
         return self._policy.refusal(method, headers, http_version)
+
+    def body(self, refusal: AccessRefusal, scope: Scope, request_id: str) -> bytes:
+        """The body of a refusal, as JSON."""
+        return refusal.body()
 
 
 def request_id(headers: Headers = ()) -> str:
@@ -335,10 +340,9 @@ async def _grant(headers: Headers, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _answer(refusal: AccessRefusal, send: Send) -> None:
-    body = refusal.body()
+async def _answer(status: int, body: bytes, send: Send) -> None:
     headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

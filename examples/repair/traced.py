@@ -17,7 +17,7 @@ from typing import Any
 from ramify.runtime.codec import codec
 from ramify.runtime.records import LLMRecord, RunRecord
 from ramify.serving.client import LLMClient
-from ramify.serving.engine.contract import EngineSpec
+from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.settings import GatewaySettings
 
@@ -62,8 +62,14 @@ async def serving(
     """
     with TemporaryDirectory(prefix="ramify-trace-") as folder:
         moves = Path(folder) / "moves.jsonl"
-        engines = (EngineSpec.parse(engine),)
-        settings = GatewaySettings(home=home, engines=engines, model=model, trace=moves, forward_xargs=reads_tags)
+        spec = EngineSpec.parse(engine)
+        settings = GatewaySettings(
+            home=home,
+            engines=(spec,),
+            model=None if spec.kind is EngineKind.URL else model,
+            trace=moves if spec.kind is EngineKind.VLLM else None,
+            forward_xargs=reads_tags,
+        )
         async with LocalGateway(settings) as gateway, LLMClient(gateway.base_url, model=model) as client:
             yield Served(gateway, client, moves)
 

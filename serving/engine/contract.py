@@ -49,9 +49,14 @@ class EngineSpec:
         if text in (EngineKind.LOCAL, EngineKind.VLLM):
             return cls(EngineKind(text))
         try:
-            return cls(EngineKind.URL, wire.api_root(text))
+            return cls.at(text)
         except ValueError:
             raise ValueError(f"{wire.redacted(text)!r} is not an engine: give local, vllm or a base URL") from None
+
+    @classmethod
+    def at(cls, url: str) -> EngineSpec:
+        """The engine at a URL. Raises ValueError."""
+        return cls(EngineKind.URL, wire.api_root(url))
 
     @property
     def shown(self) -> str:

@@ -12,7 +12,7 @@ from ramify.serving.protocol.wire import INFEASIBLE_CODE, refusal_from_line
 
 # Messages that llama.cpp sends with status 500 as if they were its own failure, although the request is at fault.
 _CLIENTS = re.compile(
-    r"Failed to parse (messages|tools): |(?:image|audio) input is not supported|"
+    r"Failed to parse (messages|tools): |\w+ input is not supported|"
     r"(?:got exception: )?Unexpected empty grammar stack|Unknown reasoning format"  # of a schema that nothing matches
 )
 _NAMED = re.compile(

@@ -28,6 +28,7 @@ from ramify.serving.gateway.records.call_records import Records
 from ramify.serving.gateway.records.calls import Call, Outcome
 from ramify.serving.gateway.records.logs import request as log_request
 from ramify.serving.gateway.records.metrics import Metrics
+from ramify.serving.gateway.records.stored_responses import StoredResponses
 from ramify.serving.gateway.sse import encode
 from ramify.serving.http_guard import REQUEST_ID, Keys, shown_keys
 from ramify.serving.pacing import PacedDelivery, Pacer
@@ -114,7 +115,7 @@ class Gateway:
         self.admission = admission
         self.records = records
         self.metrics = metrics
-        self.hints = PrefixHints(replicas, admission, metrics, records.clock)
+        self.hints = PrefixHints(replicas, admission, metrics, records.clock, self.told)
         self.answers: set[asyncio.Task[None]] = set()
         self.bodies = UnfinishedBodies()
         self.stopping = False
@@ -123,6 +124,7 @@ class Gateway:
         self.demand: Observation | None = None  # what the number of replicas follows, if it may change
         self._keys = Keys(api_keys)
         self._sizes = PromptSizes()
+        self.stored = StoredResponses()
 
     async def drain(self, seconds: float) -> None:
         """Take no more calls, let those in progress run for so many seconds, and break off the rest."""
@@ -267,6 +269,7 @@ class Gateway:
     ) -> None:
         """Take note of a whole answer: its time, for the estimates, and the replica that holds its conversation."""
         if dialect.last_is_whole and isinstance(answer_id, str):
+            self.stored.remember(call.client, answer_id)
             self.replicas.remember(_conversation(answer_id), at)
         now = self.records.clock()
         made, read = usage
@@ -331,7 +334,7 @@ class Gateway:
             plain = written(plain, hints, call.tags, None if call.sketch is None else call.sketch.quantile(0.5, 0))
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
-        plain = salted(plain, to.traits, call.client)
+        plain = salted(plain, to, call.client)
         if not to.traits.reads_tags:
             return plain
         now = self.records.clock()

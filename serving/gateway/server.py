@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import EngineFailed
-from ramify.serving.gateway.settings import GatewaySettings, check_devices, check_exposure, check_replicas
+from ramify.serving.gateway.settings import GatewaySettings, check_exposure
 
 if TYPE_CHECKING:
     from ramify.serving.gateway.gateway import Gateway
@@ -25,9 +25,8 @@ class LocalGateway:
     It stands in front of `upstream` (a base URL), or of the engines of `settings`, or, if neither is given, of the
     embedded engine with the weights of `model` from `home`.
 
-    Entering raises ModelMissing or EngineFailed if an engine of ours cannot start, EngineFailed if the port is taken,
-    ScalingUnsupported or BadPool if its engines cannot have so many replicas,
-    and Exposed if it would listen beyond this machine without keys.
+    Raises what `GatewaySettings` raises. Entering raises ModelMissing or EngineFailed if an engine of ours cannot
+    start, EngineFailed if the port is taken, and Exposed if it would listen beyond this machine without keys.
     """
 
     def __init__(
@@ -42,6 +41,8 @@ class LocalGateway:
         prompt_cache: bool = False,
         port: int = 0,
     ) -> None:
+        if settings is not None and any((home, upstream, upstream_key, model, slots, prompt_cache, port)):
+            raise TypeError("LocalGateway takes settings, or what they are made of: not both")
         if settings is None:
             if home is None:
                 raise TypeError("LocalGateway needs settings, or a home")
@@ -70,8 +71,6 @@ class LocalGateway:
 
         policy = self.settings.policies()
         check_exposure(self.settings)
-        check_replicas(self.settings)
-        check_devices(self.settings)
         async with AsyncExitStack() as stack:
             engines, sockets = await startup.start_engines(stack, self.settings)
             listener = stack.enter_context(_listening(self.settings.host, self.settings.port))

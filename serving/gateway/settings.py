@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.serving.engine.contract import EngineKind, EngineSpec
-from ramify.serving.errors import BadPool, EngineFailed, Exposed, ScalingUnsupported
-from ramify.serving.http_guard import AccessPolicy, Keys, as_address, authority, stays_here, web_origin
+from ramify.serving.errors import BadSettings, EngineFailed, Exposed
+from ramify.serving.gateway.settings_checks import check_settings, host_name
+from ramify.serving.http_guard import AccessPolicy, Keys, as_address, stays_here, web_origin
 from ramify.serving.policy.registry import DEFAULT, OptionValue, make_live_policy
 from ramify.serving.protocol.agent_hints import HintDialect
-from ramify.serving.scaling.pools import PoolLimits
 
 if TYPE_CHECKING:
     from ramify.serving.policy.types import Policy
 
 UPSTREAM_SLOTS = 32  # calls at once for an engine whose own limit is unknown
+PLACEMENT_K = 2
 _THESIS = "calm-thesis"  # the policy that comes with the thesis's placement
 
 
@@ -32,7 +33,8 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """The settings of a gateway."""
+    """The settings of a gateway. Raises BadSettings, ScalingUnsupported or BadPool if nothing would read one of them,
+    or if they contradict each other (`settings_checks`)."""
 
     home: Path  # where weights are looked for, and the analyzer's state is kept
     engines: tuple[EngineSpec, ...] = (EngineSpec(EngineKind.LOCAL),)
@@ -55,10 +57,10 @@ class GatewaySettings:
     policy: str = DEFAULT
     policy_options: dict[str, OptionValue] = field(default_factory=dict)
     placement: Placement | None = None  # None: the thesis's for its policy, else one queue
-    placement_k: int = 2  # queues that a call stands in, with POWER_OF_K
+    placement_k: int | None = None  # queues that a call stands in, with POWER_OF_K; None: 2
     hang_s: float = 120.0  # seconds of silence after which an engine is considered hung
-    whole_s: float = 600.0  # the same for an answer that does not stream
-    restart_s: float = 60.0  # seconds without a sign of life after which an engine of ours is restarted
+    whole_s: float | None = None  # the same for an answer that does not stream; None: 600, and at least `hang_s`
+    restart_s: float | None = None  # silence after which an engine of ours is restarted; None: 60
     keepalive_s: float | None = None  # seconds without a byte after which a stream gets a comment; None: never
     pace: bool = False  # give streams out at their readers' pace
     drain_s: float = 0.0  # seconds that calls in progress get when the gateway stops
@@ -67,11 +69,8 @@ class GatewaySettings:
     vllm_args: tuple[str, ...] = ()  # more arguments for vLLM's command line
     trace: Path | None = None  # a file for the decisions of the policy inside vLLM, one JSON line each
 
-    @property
-    def keeps_prompts(self) -> bool:
-        """Does the embedded engine keep its prompt cache? Not for several clients: it would tell one the others'
-        prompts."""
-        return self.prompt_cache and not self.tells_clients_apart
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def tells_clients_apart(self) -> bool:
@@ -95,6 +94,11 @@ class GatewaySettings:
         thesis = Placement.POWER_OF_K if self.policy == _THESIS else Placement.ONE_QUEUE
         return self.placement or thesis
 
+    @property
+    def a_queue_each(self) -> bool:
+        """Do calls wait in the queues of several replicas at once?"""
+        return self.placed is Placement.POWER_OF_K
+
     def policies(self) -> Policy | list[Policy]:
         """A new policy, or one for each engine if each has its queue. Raises UnknownPolicy."""
         if self.placed is Placement.ONE_QUEUE:
@@ -102,74 +106,26 @@ class GatewaySettings:
         return [make_live_policy(self.policy, **self.policy_options) for _ in self.engines]
 
 
-def check_replicas(settings: GatewaySettings) -> None:
-    """Check that a changing number of replicas can be served. Raises ScalingUnsupported, and BadPool."""
-    if settings.replicas is None:
-        return
-    least, most = settings.replicas
-    if least < 1:
-        raise BadPool(f"a gateway needs a replica at all times, got {least}:{most}: give 1:{most}")
-    PoolLimits(least, most)
-    kinds = [spec.kind for spec in settings.engines]
-    if EngineKind.URL in kinds:
-        raise ScalingUnsupported(
-            "an engine at a URL is not ours to start: name each replica with an --engine of its own"
-        )
-    if EngineKind.VLLM in kinds and not settings.devices:
-        raise ScalingUnsupported(
-            "a vLLM engine batches all calls that its processor can work on, so more of them there make nothing "
-            f"faster: name a device for each of {most} (--device 0 --device 1), or give one engine more --slots"
-        )
-    if len(kinds) > 1:
-        raise ScalingUnsupported(f"replicas can change for one --engine, and there are {len(kinds)}")
-    if settings.placed is not Placement.ONE_QUEUE:
-        raise ScalingUnsupported("replicas can change with --placement one-queue only: a queue each would wait alone")
-
-
-def check_devices(settings: GatewaySettings) -> None:
-    """Check that each vLLM engine has a device of its own, if any has. Raises ScalingUnsupported."""
-    if not settings.devices:
-        return
-    kinds = [spec.kind for spec in settings.engines]
-    engines = kinds.count(EngineKind.VLLM)
-    if not engines:
-        raise ScalingUnsupported("a device is for --engine vllm, and there is none: leave --device out")
-    engines = engines if settings.replicas is None else settings.replicas[1]
-    if len(settings.devices) != engines:
-        raise ScalingUnsupported(
-            f"each vLLM engine needs one device: there may be {engines} of them, and --device names "
-            f"{len(settings.devices)}"
-        )
-    parts = [part.strip() for device in settings.devices for part in device.split(",")]
-    if not all(parts):
-        raise ScalingUnsupported("a device is a GPU or cores, as in --device 0, --device 0,1 or --device 0-7")
-    if len(set(parts)) < len(parts):
-        raise ScalingUnsupported(
-            f"two engines on one device take each other's memory, and {_twice(parts)} is named twice: name others"
-        )
-
-
-def _twice(parts: list[str]) -> str:
-    return next(repr(part) for part in parts if parts.count(part) > 1)
-
-
 def check_exposure(settings: GatewaySettings) -> None:
-    """Check the settings before anything is started.
+    """Check who could reach the gateway, before anything is started.
 
-    Raises Exposed if anybody in the network could use the engines, EngineFailed for an unknown host, and ValueError
-    for a host name that no client could send.
+    Raises Exposed if anybody in the network could use the engines, BadSettings if nobody there could but everybody is
+    let in, and EngineFailed for an unknown host.
     """
-    for name in settings.allow_hosts:
-        host_name(name)
     try:
-        if settings.api_keys or settings.insecure_no_keys or stays_here(settings.host):
-            return
+        here = stays_here(settings.host)
     except OSError as error:
         raise EngineFailed(f"cannot listen on {settings.host}: {error.strerror}. Choose another host") from error
+    if here and settings.insecure_no_keys:
+        raise BadSettings(
+            f"`insecure_no_keys` has no effect: only this machine reaches `host` {settings.host}: leave it out"
+        )
+    if here or settings.api_keys or settings.insecure_no_keys:
+        return
     raise Exposed(
         f"{settings.host or 'every address'} can be reached from other machines, and no keys are set, so anybody "
-        "there could use the engine. Set a key that clients must show (--client-key KEY, or RAMIFY_CLIENT_KEYS), or "
-        "listen on 127.0.0.1, or let everybody in with --insecure-no-keys"
+        "there could use the engine. Set a key that clients must show (`api_keys`, or RAMIFY_CLIENT_KEYS), or listen "
+        "on 127.0.0.1, or let everybody in with `insecure_no_keys`"
     )
 
 
@@ -187,10 +143,3 @@ def access(settings: GatewaySettings, listener: socket.socket) -> AccessPolicy:
         origins=frozenset(map(web_origin, settings.allow_origins)),
         advice=f"use http://localhost:{port}, or start the server with --allow-host NAME",
     )
-
-
-def host_name(text: str) -> str:
-    """A host name by which clients may reach the server, as the guard compares it, without its port. Raises
-    ValueError."""
-    address = as_address(text)
-    return str(address) if address is not None else authority(text)[0]

@@ -23,13 +23,13 @@ from ramify.serving.gateway.elastic_replicas import ElasticReplicas
 from ramify.serving.gateway.engine_messages import EngineMessages
 from ramify.serving.gateway.engines.release_route import ReleaseRoute
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
-from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, following
-from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.engines.supervisor import LOOKS, RESTART_S, SupervisedEngine, following
+from ramify.serving.gateway.engines.upstream import WHOLE_S, Upstream
 from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.http.connections import ConnectionRoom, SlowClientProtocol
-from ramify.serving.gateway.settings import UPSTREAM_SLOTS, GatewaySettings, access
-from ramify.serving.http_guard import Guard
+from ramify.serving.gateway.http.gateway_guard import GatewayGuard
+from ramify.serving.gateway.settings import PLACEMENT_K, UPSTREAM_SLOTS, GatewaySettings, access
 from ramify.serving.policy.types import Policy
 
 _QUEUE_INSIDE = 1024  # calls that may wait inside an engine that runs our policy, so that the policy can order them
@@ -56,7 +56,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 spec.url,
                 key=settings.upstream_key,
                 hang_s=settings.hang_s,
-                whole_s=settings.whole_s,
+                whole_s=settings.whole_s or WHOLE_S,
             )
             stack.push_async_callback(upstream.aclose)  # the gateway closes it, if it starts
             # A Ramify gateway at that URL orders the calls of all runs, so it gets their tags.
@@ -77,8 +77,8 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 traits,
                 queue=_QUEUE_INSIDE if spec.kind is EngineKind.VLLM else 0,
                 hang_s=settings.hang_s,
-                whole_s=settings.whole_s,
-                restart_s=settings.restart_s,
+                whole_s=settings.whole_s or WHOLE_S,
+                restart_s=settings.restart_s or RESTART_S,
                 key=key,
             )
             behind.append(await stack.enter_async_context(one))
@@ -112,7 +112,7 @@ async def start_server(
     app = create_gateway(
         replicas,
         policy=policy,
-        k=settings.placement_k,
+        k=settings.placement_k or PLACEMENT_K,
         api_keys=settings.api_keys,
         keepalive_s=settings.keepalive_s,
         pace=settings.pace,
@@ -136,7 +136,7 @@ async def start_server(
 
     server = Server(
         uvicorn.Config(
-            Guard(app, access(settings, listener)),
+            GatewayGuard(app, access(settings, listener), app.routes),
             http=Protocol,
             ws="none",
             log_config=None,
@@ -224,8 +224,8 @@ def _elastic(
                 traits,
                 queue=None if is_vllm else 0,
                 hang_s=settings.hang_s,
-                whole_s=settings.whole_s,
-                restart_s=settings.restart_s,
+                whole_s=settings.whole_s or WHOLE_S,
+                restart_s=settings.restart_s or RESTART_S,
                 key=key,
             )
         )
@@ -259,7 +259,7 @@ def _maker(
             weights,
             alias=name,
             slots=settings.slots or 1,
-            prompt_cache=settings.keeps_prompts,
+            prompt_cache=settings.prompt_cache,
             log=settings.engine_log,
             key=key,
         )
@@ -293,7 +293,7 @@ def _maker(
     longest = longest_token(weights)
     return local, EngineTraits(
         can_resume=settings.can_resume,
-        keeps_prefixes=settings.keeps_prompts,
+        keeps_prefixes=settings.prompt_cache,
         most_characters=None if longest is None else CONTEXT * longest,
         llama_cpp=True,
     )

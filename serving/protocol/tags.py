@@ -31,7 +31,7 @@ LEAST_TBT_S = 1e-4  # of a reader: sums over its tokens stay numbers, whatever i
 _YEAR_S = 366 * 86_400.0
 _MAX_UNIX_S = 1e11  # the year 5138: catches milliseconds sent as seconds
 _MAX_COUNT = 1_000_000
-_MAX_TEXT = 256
+LONGEST_NAME = 256
 _MAX_LIST = 1024
 
 XargValue = str | int | float | list[float]
@@ -222,8 +222,8 @@ def _flag(value: object) -> str | None:
 
 def name_problem(value: object) -> str | None:
     """Say what keeps a value from being a name of a workflow, branch, group or application; None if it is one."""
-    ok = isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
-    return None if ok else f"must be printable text of 1 to {_MAX_TEXT} characters"
+    ok = isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+    return None if ok else f"must be printable text of 1 to {LONGEST_NAME} characters"
 
 
 def _class(value: object) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,10 +131,10 @@ if TYPE_CHECKING:
 )
 @click.option("--hang", "hang_s", type=Seconds(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
               help="An engine that sends nothing on a stream for this long is considered hung.")  # fmt: skip
-@click.option("--hang-whole", "whole_s", type=Seconds(min=0.1), default=600.0, show_default=True,
-              metavar="SECONDS", help="The same for answers that are not streamed; at least --hang.")  # fmt: skip
-@click.option("--hang-restart", "restart_s", type=Seconds(min=1), default=60.0, show_default=True,
-              metavar="SECONDS", help="Restart local and vllm if they are silent for this long.")  # fmt: skip
+@click.option("--hang-whole", "whole_s", type=Seconds(min=0.1), metavar="SECONDS",
+              help="The same for answers that are not streamed; at least --hang.  [default: 600]")  # fmt: skip
+@click.option("--hang-restart", "restart_s", type=Seconds(min=1), metavar="SECONDS",
+              help="Restart local and vllm if they are silent for this long.  [default: 60]")  # fmt: skip
 @click.option("--keepalive", "keepalive_s", type=Seconds(min=0.1), metavar="SECONDS",
               help="Send a comment on a stream that is silent for this long: proxies would end it.")  # fmt: skip
 @click.option("--pace", is_flag=True, help="Send the text of calls of the class stream at reading speed.")
@@ -189,8 +190,8 @@ def serve_command(
     engine_hints: str | None,
     prompt_cache: bool,
     hang_s: float,
-    whole_s: float,
-    restart_s: float,
+    whole_s: float | None,
+    restart_s: float | None,
     keepalive_s: float | None,
     pace: bool,
     drain_s: float,
@@ -209,68 +210,23 @@ def serve_command(
     \b
     Example: ramify serve --port 8000
     """
-    from ramify.serving.engine.contract import EngineSpec
-    from ramify.serving.errors import Exposed, ScalingError
-    from ramify.serving.gateway.engines.engine_fields import check_allowed
+    from ramify.serving.engine.contract import EngineKind, EngineSpec
+    from ramify.serving.errors import BadSettings, Exposed, ScalingError
     from ramify.serving.gateway.server import serve
-    from ramify.serving.gateway.settings import GatewaySettings, Placement, host_name
-    from ramify.serving.http_guard import stays_here, web_origin
+    from ramify.serving.gateway.settings import GatewaySettings, Placement
+    from ramify.serving.http_guard import stays_here
     from ramify.serving.policy.registry import UnknownPolicy
     from ramify.serving.protocol.agent_hints import HintDialect
 
-    named = (*engines, *([base_url] if base_url else [])) or ("local",)
+    named = engines or (() if base_url is not None else ("local",))
     try:
         specs = tuple(EngineSpec.parse(name) for name in named)
-        allow_hosts = tuple(host_name(name) for name in allow_hosts)
-        allow_origins = tuple(web_origin(name) for name in allow_origins)
-        check_allowed(allow_fields)
+        if base_url is not None:
+            specs = (*specs, EngineSpec.at(base_url))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    settings = GatewaySettings(
-        home=home.folder,
-        engines=specs,
-        upstream_key=api_key,
-        model=model,
-        replicas=None if replicas is None else _replicas(replicas),
-        devices=devices,
-        slots=slots,
-        host=host,
-        port=port,
-        api_keys=client_keys,
-        allow_hosts=allow_hosts,
-        allow_origins=allow_origins,
-        allow_fields=allow_fields,
-        insecure_no_keys=insecure_no_keys,
-        forward_xargs=forward_tags,
-        can_resume=can_resume,
-        engine_hints=None if engine_hints is None else HintDialect(engine_hints),
-        prompt_cache=prompt_cache,
-        policy=policy,
-        policy_options=dict(map(_option, policy_options)),
-        placement=None if placement is None else Placement(placement),
-        placement_k=placement_k or 2,
-        hang_s=hang_s,
-        whole_s=whole_s,
-        restart_s=restart_s,
-        keepalive_s=keepalive_s,
-        pace=pace,
-        drain_s=drain_s,
-        engine_log=engine_log,
-        analyzer=analyzer,
-        vllm_args=vllm_args,
-        trace=trace,
-    )
-    if not all(key.isascii() and key.isprintable() and key and " " not in key for key in client_keys):
-        raise click.UsageError(
-            "--client-key is empty, or has blanks or characters that no client can send in a header"
-        )
-    if prompt_cache and not settings.keeps_prompts:
-        raise click.UsageError("--prompt-cache would tell one client the prompts of others: give one --client-key")
-    if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
-        raise click.UsageError("--placement-k needs --placement power-of-k")
-    if settings.placement is Placement.POWER_OF_K and len(specs) == 1 and settings.replicas is None:
-        raise click.UsageError("--placement power-of-k is for several engines, and there is one: leave it out")
-    _check_options_have_their_engine({spec.kind.value for spec in specs})
+    if _from_environment("api_key") and all(spec.kind is not EngineKind.URL for spec in specs):
+        api_key = None  # it is for other commands
     shown = " and ".join(spec.shown for spec in specs)
 
     def ready(url: str) -> None:
@@ -279,36 +235,57 @@ def serve_command(
             say(f"WARNING: no client keys are set: everybody who reaches {url} can use the engine", err=True)
 
     try:
+        settings = GatewaySettings(
+            home=home.folder,
+            engines=specs,
+            upstream_key=api_key,
+            model=model,
+            replicas=None if replicas is None else _replicas(replicas),
+            devices=devices,
+            slots=slots,
+            host=host,
+            port=port,
+            api_keys=client_keys,
+            allow_hosts=allow_hosts,
+            allow_origins=allow_origins,
+            allow_fields=allow_fields,
+            insecure_no_keys=insecure_no_keys,
+            forward_xargs=forward_tags,
+            can_resume=can_resume,
+            engine_hints=None if engine_hints is None else HintDialect(engine_hints),
+            prompt_cache=prompt_cache,
+            policy=policy,
+            policy_options=dict(map(_option, policy_options)),
+            placement=None if placement is None else Placement(placement),
+            placement_k=placement_k,
+            hang_s=hang_s,
+            whole_s=whole_s,
+            restart_s=restart_s,
+            keepalive_s=keepalive_s,
+            pace=pace,
+            drain_s=drain_s,
+            engine_log=engine_log,
+            analyzer=analyzer,
+            vllm_args=vllm_args,
+            trace=trace,
+        )
         run_async(serve(settings, log=sys.stderr if log else None, ready=ready))
-    except (UnknownPolicy, Exposed, ScalingError) as error:
-        raise click.UsageError(str(error)) from error
+    except (UnknownPolicy, BadSettings, Exposed, ScalingError) as error:
+        raise click.UsageError(_with_options(str(error))) from error
 
 
-_URL, _LOCAL, _VLLM = "url", "local", "vllm"
-_FOR = {  # options that only such engines read
-    "--api-key": ("api_key", (_URL,)),
-    "--forward-tags": ("forward_tags", (_URL,)),
-    "--engine-hints": ("engine_hints", (_URL,)),
-    "--allow-field": ("allow_fields", (_URL, _VLLM)),
-    "--prompt-cache": ("prompt_cache", (_LOCAL,)),
-    "--vllm-arg": ("vllm_args", (_VLLM,)),
-    "--trace": ("trace", (_VLLM,)),
-    "--model": ("model", (_LOCAL, _VLLM)),
-    "--engine-log": ("engine_log", (_LOCAL, _VLLM)),
-    "--hang-restart": ("restart_s", (_LOCAL, _VLLM)),
-}
+_SETTING = re.compile(r"`(\w+)`")
+_PARAMETERS = {"upstream_key": "api_key", "api_keys": "client_keys", "forward_xargs": "forward_tags"}
 
 
-def _check_options_have_their_engine(kinds: set[str]) -> None:
-    """Refuse an option of the command line that no engine here reads. A variable of the environment may be for other
-    commands. Raises UsageError."""
-    context = click.get_current_context()
-    for option, (name, engines) in _FOR.items():
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and not kinds & set(engines):
-            named = " or ".join("engines at URLs" if kind == _URL else kind for kind in engines)
-            raise click.UsageError(
-                f"{option} is for {named}, and there is none: leave it out, or add one by --engine"
-            )
+def _with_options(message: str) -> str:
+    """A message about settings, with the options that they are here."""
+    options = {one.name: one.opts[0] for one in click.get_current_context().command.params}
+    return _SETTING.sub(lambda found: options.get(_PARAMETERS.get(found[1], found[1]), found[0]), message)
+
+
+def _from_environment(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.ENVIRONMENT
 
 
 def _replicas(text: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request
 from ramify.serving.gateway.records.metrics import Metrics
 from ramify.serving.protocol import wire
 
-_FIELDS = ("model", "messages", "tools")
+_FIELDS = ("model", "messages", "tools", "cache_salt")
 _PIECE = 2048  # characters, about 512 tokens: 1.5 s of llama.cpp on two cores
 _STOPPING = "the gateway is stopping"
 
@@ -63,6 +63,8 @@ def hint_of(body: Mapping[str, object]) -> Mapping[str, object]:
     for at, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise bad_request("messages", f"messages[{at}].role: must be a string")
+    if not isinstance(body.get("cache_salt", ""), str):
+        raise bad_request("cache_salt", "cache_salt: must be a text")
     if _objects(body.get("tools", [])) is None:
         raise bad_request("tools", "tools: must be a list of objects")
     return {"model": model, **body}
@@ -72,12 +74,19 @@ class PrefixHints:
     """Sends the prefix hints of one gateway."""
 
     def __init__(
-        self, replicas: Replicas, admission: Admission, metrics: Metrics, clock: Callable[[], float]
+        self,
+        replicas: Replicas,
+        admission: Admission,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        told: Callable[[ApiError, Upstream | None], ApiError],
     ) -> None:
+        """told: an error as clients may see it."""
         self._replicas = replicas
         self._admission = admission
         self._metrics = metrics
         self._clock = clock
+        self._told = told
         self._reading: dict[asyncio.Task[HintResult], Replica] = {}
         self._stopped = False
 
@@ -91,7 +100,7 @@ class PrefixHints:
         if isinstance(found, str):
             result = HintResult(HintOutcome.REFUSED, found)
         else:
-            result = await self._sent(found, salted(dict(hint), found.traits, client))
+            result = await self._sent(found, salted(dict(hint), found, client))
         if isinstance(found, Replica) and affinity is not None and result.end is HintOutcome.READ:
             self._replicas.remember(affinity, found)
         self._metrics.hinted(result.end.value)
@@ -130,7 +139,7 @@ class PrefixHints:
         return sum(at is replica for at in self._reading.values())
 
     async def _sent(self, replica: Replica, hint: Mapping[str, object]) -> HintResult:
-        task = asyncio.create_task(_send(replica, hint))
+        task = asyncio.create_task(self._send(replica, hint))
         self._reading[task] = replica
         task.add_done_callback(self._reading.pop)  # whatever cancels this, and however often
         try:
@@ -144,31 +153,30 @@ class PrefixHints:
             return HintResult(HintOutcome.CALLED_OFF, _STOPPING if self._stopped else "a call needed its slot")
         return task.result()
 
+    async def _send(self, replica: Replica, hint: Mapping[str, object]) -> HintResult:
+        upstream = replica.upstream
+        if upstream is None:
+            return HintResult(HintOutcome.REFUSED, "the engine is being started")
+        try:
+            if replica.traits.keeps_prefixes is None:
+                return await _passed_on(upstream, hint)
+            for begun in _beginnings(hint["messages"]):
+                try:
+                    await upstream.post(CHAT.path, sse.encode(_one_token(replica, {**hint, "messages": begun})))
+                except ApiError as error:
+                    if error.status >= 500:
+                        raise
+                    break  # its template does not allow such an ending, or the hint is too long: the whole will tell
+            await upstream.post(CHAT.path, sse.encode(_one_token(replica, hint)))
+        except (ApiError, wire.Malformed) as error:
+            return HintResult(HintOutcome.FAILED, self._told(as_api_error(error), upstream).message)
+        return HintResult(HintOutcome.READ)
+
 
 async def _takes_hints(replica: Replica) -> bool:
     if replica.traits.keeps_prefixes is not None:
         return replica.traits.keeps_prefixes
     return replica.upstream is not None and await replica.upstream.is_gateway()
-
-
-async def _send(replica: Replica, hint: Mapping[str, object]) -> HintResult:
-    upstream = replica.upstream
-    if upstream is None:
-        return HintResult(HintOutcome.REFUSED, "the engine is being started")
-    try:
-        if replica.traits.keeps_prefixes is None:
-            return await _passed_on(upstream, hint)
-        for begun in _beginnings(hint["messages"]):
-            try:
-                await upstream.post(CHAT.path, sse.encode(_one_token(replica, {**hint, "messages": begun})))
-            except ApiError as error:
-                if error.status >= 500:
-                    raise
-                break  # its template does not allow such an ending, or the hint is too long: the whole will tell
-        await upstream.post(CHAT.path, sse.encode(_one_token(replica, hint)))
-    except (ApiError, wire.Malformed) as error:
-        return HintResult(HintOutcome.FAILED, as_api_error(error).message)
-    return HintResult(HintOutcome.READ)
 
 
 async def _passed_on(upstream: Upstream, hint: Mapping[str, object]) -> HintResult:

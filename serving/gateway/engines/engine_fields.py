@@ -66,6 +66,7 @@ _FIELDS: Mapping[str, Reach] = {
 # call with the priority 0 before those without one.
 _SAY_NOTHING: Mapping[str, tuple[object, ...]] = {"priority": (0,), "id_slot": (-1,), "slot_id": (-1,)}
 _HINTS = "nvext.agent_hints."  # advice: what is not allowed is left out, and nothing is refused
+_VLLM = frozenset({"kv_transfer_params", "ec_transfer_params"})  # of _FIELDS, those that a vLLM which we start reads
 
 # A call finds what was written under the same name.
 _NAMES = (
@@ -81,6 +82,7 @@ _NAMES = (
     "nvext.session_control.session_id",
 )
 _MESSAGES = ("messages", "input")  # whose parts have names, too
+_PARTS = ("content", "output")  # where a message, or an item of a response's input, has them
 
 
 def check_allowed(names: Collection[str]) -> None:
@@ -91,6 +93,16 @@ def check_allowed(names: Collection[str]) -> None:
         if name not in can and (xarg == name or not xarg or is_known_tag(xarg)):
             known = ", ".join(sorted(can))
             raise ValueError(f"{name!r} is no field that needs to be allowed: they are {XARGS}.NAME, {known}")
+
+
+def hints_of_dynamo(name: str) -> bool:
+    """Is it a field that only engines with hints of Dynamo get?"""
+    return name.startswith(_HINTS)
+
+
+def read_by_our_vllm(name: str) -> bool:
+    """Does vLLM read this field, with our scheduler inside? That orders calls by the policy, not by priority."""
+    return name in _VLLM or name.startswith(f"{XARGS}.")
 
 
 def check_fields(asked: Mapping[str, object], allowed: Collection[str], *, reads_any: bool = True) -> None:
@@ -127,28 +139,28 @@ def apart(body: Mapping[str, object], client: str) -> dict[str, object]:
     there are not several."""
     named = dict(body)
     for name in _NAMES if client else ():
-        if isinstance(value := _at(named, name), str):
-            named = _with(named, name.split("."), f"{client}/{value}")
-        elif isinstance(value, list):  # SGLang: one for each of several prompts
+        if isinstance(value := _at(named, name), list):  # SGLang: one for each of several prompts
             named = _with(named, name.split("."), [None if one is None else f"{client}/{one}" for one in value])
+        elif value is not None:  # also a number, which some engines take
+            named = _with(named, name.split("."), f"{client}/{value}")
     for name in _MESSAGES if client else ():
         if isinstance(messages := named.get(name), list):
             named[name] = [_media_apart(message, client) for message in messages]
     return named
 
 
-def _media_apart(message: object, client: str) -> object:
-    """The message with the client's name before the names of its images and other media. vLLM keeps those under the
-    `uuid` of a part, and reads them from there if the part holds nothing else."""
-    if not isinstance(message, Mapping) or not isinstance(parts := message.get("content"), list):
+def _media_apart(message: object, client: str, deep: int = 2) -> object:
+    """A message, or an item of a response's input, with the client's name before the names of its images and other
+    media. vLLM keeps those under the `uuid` of a part, and reads them from there if the part holds nothing else."""
+    if not isinstance(message, Mapping) or not deep:
         return message
-    named = [
-        {**part, "uuid": f"{client}/{part['uuid']}"}
-        if isinstance(part, Mapping) and part.get("uuid") is not None
-        else part
-        for part in parts
-    ]
-    return {**message, "content": named}
+    changed: dict[str, object] = {}
+    if message.get("uuid") is not None:
+        changed["uuid"] = f"{client}/{message['uuid']}"
+    for name in _PARTS:
+        if isinstance(parts := message.get(name), list):
+            changed[name] = [_media_apart(part, client, deep - 1) for part in parts]
+    return {**message, **changed}
 
 
 def _refused(name: str, reach: Reach, reads_any: bool) -> ApiError:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ramify.serving.gateway.dialects import Details
+from ramify.serving.gateway.engines.client_isolation import Isolation, with_own_cache
 from ramify.serving.gateway.engines.engine_fields import apart
 from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSample, arrived_at_once
 from ramify.serving.gateway.engines.upstream import Upstream
@@ -83,6 +84,13 @@ class Replica:
 
     def up(self, now: float) -> bool:
         return self.upstream is not None and not self.parked and now >= self.down_until
+
+    @property
+    def isolation(self) -> Isolation:
+        """How it keeps the prompts of clients apart. The embedded engine keeps none of several clients."""
+        if self.traits.keeps_prefixes is None and self.upstream is not None:
+            return self.upstream.isolation or Isolation.NONE
+        return Isolation.SALT if self.traits.keeps_prefixes and self.traits.reads_tags else Isolation.NONE
 
     @property
     def starts(self) -> bool:
@@ -329,11 +337,6 @@ def echoes(body: Mapping[str, object]) -> bool:
     return bool(body.get("echo"))
 
 
-def salted(body: Mapping[str, object], traits: EngineTraits, client: str) -> dict[str, object]:
-    """The body for an engine, so that a client finds only its own prompts and sessions there: how long a prompt
-    takes, and `cached_tokens`, would tell it the others'. vLLM alone has salts; the embedded engine keeps no prefixes
-    for several clients (`GatewaySettings.keeps_prompts`)."""
-    named = apart(body, client)
-    if client and traits.keeps_prefixes and traits.reads_tags and not isinstance(named.get("cache_salt"), str):
-        named["cache_salt"] = client
-    return named
+def salted(body: Mapping[str, object], to: Replica, client: str) -> dict[str, object]:
+    """The body for an engine, so that a client finds only its own prompts, sessions and media there."""
+    return with_own_cache(apart(body, client), to.isolation, client)

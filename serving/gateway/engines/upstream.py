@@ -11,6 +11,7 @@ from typing import TypeVar
 import httpx
 
 from ramify.serving.gateway import sse
+from ramify.serving.gateway.engines.client_isolation import Isolation, isolation_of
 from ramify.serving.gateway.engines.liveness import STOOD_STILL, ConstrainedCalls, calls_held, work_counters
 from ramify.serving.gateway.errors import (
     ApiError,
@@ -75,6 +76,7 @@ class Upstream:
         self.constrained = ConstrainedCalls()
         self.stood_still = False
         self._gateway: bool | None = None  # None: not known yet
+        self.isolation: Isolation | None = None  # the same; see `keeps_apart`
         self._tools: bool | None = None
         self.awake = StallAwareClock()
         self._heard = 0.0  # when a part of any answer last came, or was seen to be made; by `awake`
@@ -132,13 +134,25 @@ class Upstream:
     async def is_gateway(self) -> bool:
         """Is it a Ramify gateway? A header of its list of models says so. Asked again until it has answered."""
         if self._gateway is None:
-            request = self._http.build_request("GET", self._root + "/models")
-            try:
-                async with self._opened(request, _HEALTH_S) as response:
-                    self._gateway = wire.GATEWAY_HEADER in response.headers
-            except ApiError:
-                return False
-        return self._gateway
+            await self._identify()
+        return bool(self._gateway)
+
+    async def keeps_apart(self) -> Isolation:
+        """How it can keep the prompts of several clients apart. Asked again until it has answered."""
+        if self.isolation is None:
+            await self._identify()
+        return self.isolation or Isolation.NONE
+
+    async def _identify(self) -> None:
+        request = self._http.build_request("GET", self._root + "/models")
+        try:
+            async with self._opened(request, _HEALTH_S) as response:
+                self._gateway = wire.GATEWAY_HEADER in response.headers
+                listed = await self._whole(response, _HEALTH_S)
+                self.isolation = isolation_of(listed, gateway=self._gateway)
+        except ApiError as error:
+            if error.status == 404:  # it lists none
+                self.isolation = Isolation.NONE
 
     async def shows_tools(self) -> bool:
         """Does its model's template have a place for tools? llama.cpp says so. Asked again until it has answered."""

@@ -257,9 +257,10 @@ class Api:
     # Of a chat's fields, as a client of this API has them.
     names: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    def named(self, error: ApiError) -> ApiError:
-        """The error, with the name that the client knows the field at fault by."""
-        if (name := self.names.get(error.param or "")) is None:
+    def named(self, error: ApiError, asked: Json) -> ApiError:
+        """The error, with the name that the client knows the field at fault by. What stands in the request itself
+        has the client's name."""
+        if (name := self.names.get(error.param or "")) is None or error.param in asked:
             return error
         _, found, why = error.message.partition(f"{error.param}: ")
         return replace(error, param=name, message=f"{name}: {why}" if found else error.message)

@@ -2,19 +2,16 @@
 
 llama.cpp ignores fields that it does not know, and has fields of its own that reach beyond the call (its cache, its
 slots). So every field is passed on, left out because it changes no answer, or refused by name.
-
-It takes the value of a field if it has the right type, and otherwise its default. So a call with a wrong type, or
-with a number that means nothing, would be answered as if the field were not there. OpenAI refuses these;
-`check_values` does, too.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 
-from ramify.serving.gateway.errors import ApiError, bad_request, list_in
+from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.formats.llama_cpp_messages import messages_for_llama_cpp
+from ramify.serving.gateway.formats.llama_cpp_values import check_values
 from ramify.serving.gateway.formats.log_probabilities import for_llama_cpp
 from ramify.serving.gateway.formats.pattern_translation import UnsupportedPattern
 from ramify.serving.gateway.formats.schema_keywords import (
@@ -27,71 +24,6 @@ from ramify.serving.protocol.agent_hints import is_hint
 from ramify.serving.protocol.tags import is_tag
 
 Json = Mapping[str, object]
-_NUMBERS: Mapping[str, tuple[float, float]] = {  # the least and the most
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "frequency_penalty": (-2, 2),
-    "presence_penalty": (-2, 2),
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-}
-_ANY_NUMBER = (
-    "dry_base", "dry_multiplier", "dynatemp_exponent", "dynatemp_range", "mirostat_eta", "mirostat_tau",
-    "repeat_penalty", "top_n_sigma", "typical_p",
-)  # fmt: skip
-_WHOLE: Mapping[str, int] = {  # the least
-    "max_tokens": 1,
-    "max_completion_tokens": 1,
-    "n": 1,
-    "top_logprobs": 0,
-    "n_probs": 0,
-    "top_k": -1,
-    "min_keep": 0,
-    "mirostat": 0,
-    "repeat_last_n": 0,
-    "dry_allowed_length": 0,
-    "dry_penalty_last_n": 0,
-}
-_FLAGS = ("add_generation_prompt", "continue_final_message", "ignore_eos", "parallel_tool_calls")
-_TEXTS = ("grammar", "model", "reasoning_format")
-_OBJECTS = ("stream_options", "chat_template_kwargs")
-_LARGEST = 2**31 - 1  # llama.cpp takes a larger number for the rest of its division by 2^32
-_FORMATS = ("text", "json_object", "json_schema")
-_READ_AT = {"json_object": "schema", "json_schema": "json_schema.schema"}  # where llama.cpp looks for the schema
-
-
-def check_values(body: Json) -> None:
-    """Raises ApiError, which names the field. null stands for a field that is not there."""
-    for name, (low, high) in _NUMBERS.items():
-        value = body.get(name)
-        if value is not None and not _in_range(value, low, high):
-            raise bad_request(name, f"{name}: must be a number from {low} to {high}")
-    for name, least in _WHOLE.items():
-        value = body.get(name)
-        if value is not None and not (type(value) is int and least <= value <= _LARGEST):
-            raise bad_request(name, f"{name}: must be a whole number from {least} to {_LARGEST}")
-    for name in _ANY_NUMBER:
-        if body.get(name) is not None and not _in_range(body[name], -math.inf, math.inf):
-            raise bad_request(name, f"{name}: must be a number")
-    if body.get("seed") is not None and type(body["seed"]) is not int:
-        raise bad_request("seed", "seed: must be a whole number")
-    for name in _FLAGS:
-        if body.get(name) is not None and not isinstance(body[name], bool):
-            raise bad_request(name, f"{name}: must be true or false")
-    for name in _TEXTS:
-        if body.get(name) is not None and not isinstance(body[name], str):
-            raise bad_request(name, f"{name}: must be a text")
-    for name in _OBJECTS:
-        if body.get(name) is not None and not isinstance(body[name], Mapping):
-            raise bad_request(name, f"{name}: must be an object")
-    _check_bias(body.get("logit_bias"))
-    _check_stop(body.get("stop"))
-    _check_logprobs(body)
-    _check_format(body.get("response_format"))
-    if body.get("json_schema") is not None and not isinstance(body["json_schema"], Mapping):
-        raise bad_request("json_schema", "json_schema: must be an object")
-    _check_choice(body.get("tool_choice"), _check_tools(body))
 
 
 def check_prompt_field(name: str, said: object) -> None:
@@ -102,8 +34,17 @@ def check_prompt_field(name: str, said: object) -> None:
         raise bad_request(name, f"{name}: must be a list")
     if said == []:
         raise ApiError(400, "empty_array", f"{name}: must not be empty", name)
-    if name == "prompt" and any(one in ("", []) for one in (said if isinstance(said, list) else [said])):
-        raise bad_request(name, "prompt: an empty text has no answer: say something")
+    if name == "prompt":
+        _check_prompts(said)
+
+
+def _check_prompts(said: object) -> None:
+    each = said if isinstance(said, list) else [said]
+    if any(one in ("", []) for one in each):
+        raise bad_request("prompt", "prompt: an empty text has no answer: say something")
+    tokens = [one for prompt in each for one in (prompt if isinstance(prompt, list) else [prompt])]
+    if not isinstance(said, str | list) or not all(type(one) in (str, int) for one in tokens):
+        raise bad_request("prompt", "prompt: must be a text, the numbers of tokens, or a list of prompts")
 
 
 def check_characters(body: Json) -> None:
@@ -143,94 +84,6 @@ def _characters(of: object) -> int:
     return sum(map(_characters, content)) if isinstance(content, list) else _characters(content)
 
 
-def _in_range(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
-def _check_bias(said: object) -> None:
-    """By token, as OpenAI has it, or llama.cpp's list of pairs, in which `false` forbids a token."""
-    pairs = list(said.items()) if isinstance(said, Mapping) else [] if said is None else said
-    if not isinstance(pairs, list) or not all(_is_bias(pair) for pair in pairs):
-        raise bad_request("logit_bias", "logit_bias: must be an object with a number for each token")
-
-
-def _is_bias(pair: object) -> bool:
-    return isinstance(pair, list | tuple) and len(pair) == 2 and (pair[1] is False or type(pair[1]) in (int, float))
-
-
-def _check_stop(stop: object) -> None:
-    texts = stop if isinstance(stop, list) else [] if stop is None else [stop]
-    if not all(isinstance(text, str) for text in texts):
-        raise bad_request("stop", "stop: must be a text or a list of texts")
-    if "" in texts:
-        raise bad_request("stop", "stop: an empty text ends every answer before it begins")
-
-
-def _check_logprobs(body: Json) -> None:
-    """A chat says whether, a text completion how many."""
-    value, chat = body.get("logprobs"), "messages" in body
-    if value is None or isinstance(value, bool):
-        return
-    if chat:
-        raise bad_request("logprobs", "logprobs: must be true or false; top_logprobs says how many")
-    if not isinstance(value, int) or value < 0:
-        raise bad_request("logprobs", "logprobs: must be a whole number from 0 on")
-
-
-def _check_format(format_: object) -> None:
-    if format_ is None:
-        return
-    kind = format_.get("type") if isinstance(format_, Mapping) else None
-    if not isinstance(format_, Mapping) or kind not in _FORMATS:
-        raise _bad_format(f"must be an object whose type is one of {', '.join(_FORMATS)}")
-    named = {} if format_.get("json_schema") is None else format_["json_schema"]
-    if not isinstance(named, Mapping):
-        raise _bad_format("json_schema must be an object")
-    given = {
-        at: of["schema"]
-        for at, of in (("schema", format_), ("json_schema.schema", named))
-        if of.get("schema") is not None
-    }
-    if not all(isinstance(schema, Mapping) or schema is True for schema in given.values()):
-        raise _bad_format("the schema must be an object")
-    if kind == "json_schema" and "json_schema.schema" not in given:
-        raise _bad_format("json_schema.schema is missing")
-    if unread := given.keys() - {_READ_AT.get(kind)}:
-        raise _bad_format(f"{min(unread)} is not read where the type is {kind}: it would not be enforced")
-
-
-def _bad_format(said: str) -> ApiError:
-    return bad_request("response_format", f"response_format: {said}")
-
-
-def _check_tools(body: Json) -> list[str]:
-    """The names of the tools. Their types are left to the engine, which refuses those that it does not know."""
-    names = []
-    for tool in list_in("tools", body.get("tools")):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping):
-            continue
-        if not isinstance(name := function.get("name"), str) or not name:
-            raise bad_request("tools", "tools: each function needs a name")
-        if function.get("parameters") is not None and not isinstance(function["parameters"], Mapping):
-            raise bad_request("tools", f"tools: the parameters of {name[:60]!r} must be an object")
-        names.append(name)
-    return names
-
-
-def _check_choice(choice: object, tools: list[str]) -> None:
-    if choice is None or choice in ("auto", "none"):
-        return
-    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if choice != "required" and not isinstance(name, str):
-        raise bad_request("tool_choice", "tool_choice: give auto, none, required, or one function by its name")
-    if not tools:
-        raise bad_request("tool_choice", "tool_choice: asks for a call of a tool, and there are no tools")
-    if name is not None and name not in tools:
-        raise bad_request("tool_choice", f"tool_choice: {name[:60]!r} is none of the tools")
-
-
 _SAMPLING = frozenset(
     {
         "dry_allowed_length", "dry_base", "dry_multiplier", "dry_penalty_last_n", "dry_sequence_breakers",
@@ -264,33 +117,12 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values that ask for what 
     "suffix": ("",),
 }
 _INSTEAD = {"response_format": "give json_schema instead"}
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def chat_for_llama_cpp(asked: Json) -> Json:
     """A chat's body. Raises ApiError, which names the field."""
     check_prompt_field("messages", asked.get("messages"))
-    for message in list_in("messages", asked.get("messages")):
-        _check_message(message)
-    return _checked(asked, _CHAT)
-
-
-def _check_message(message: object) -> None:
-    if not isinstance(message, Mapping):
-        raise bad_request("messages", "messages: each must be an object")
-    if (role := message.get("role")) not in _ROLES:
-        raise bad_request("messages", f"messages: role must be one of {', '.join(_ROLES)}, not {str(role)[:60]!r}")
-    content = message.get("content")
-    if isinstance(content, str) or (content is None and role == "assistant"):
-        return
-    if not isinstance(content, list):
-        raise bad_request("messages", f"messages: the content of role {role} must be a text or a list of parts")
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(part, Mapping) or not isinstance(kind, str):
-            raise bad_request("messages", "messages: each part of a content must be an object with a type")
-        if kind == "text" and not isinstance(part.get("text"), str):
-            raise bad_request("messages", "messages: a part of type text needs a text")
+    return _checked({**asked, "messages": messages_for_llama_cpp(asked["messages"])}, _CHAT)
 
 
 def text_for_llama_cpp(asked: Json) -> Json:
@@ -327,7 +159,9 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
             continue  # llama.cpp would take the null of json_schema for a schema, and that of grammar for one
         if name in known or is_tag(name) or is_hint(name, value):
             body[name] = value
-        elif name not in _WITHOUT_EFFECT and value not in _SAYS_NOTHING.get(name, ()):
+        elif name == "cache_salt":
+            body["cache_prompt"] = False  # it then finds nothing that other calls have left
+        elif not _says_nothing(name, value, asked):
             how = _INSTEAD.get(name, "leave it out")
             raise bad_request(name, f"{name}: the embedded engine does not support it: {how}")
     check_values(body)
@@ -343,6 +177,13 @@ def _checked(asked: Json, known: frozenset[str]) -> Json:
         return {**for_llama_cpp(body), **_with_patterns(body)}
     except UnsupportedPattern as error:
         raise bad_request("response_format", f"response_format: a pattern with {error}") from error
+
+
+def _says_nothing(name: str, value: object, asked: Json) -> bool:
+    """Does the field ask for no more than the engine does anyway?"""
+    if name == "best_of" and value == asked.get("n", 1):
+        return True  # of so many answers, the best so many
+    return name in _WITHOUT_EFFECT or value in _SAYS_NOTHING.get(name, ())
 
 
 def _check_one_constraint(body: Json) -> None:

@@ -33,6 +33,7 @@ _WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 # Anthropic's clients then send the whole conversation.
 _NO_THREADS = {"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+_OBJECTS = ("metadata", "output_config", "thinking")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -61,9 +62,12 @@ def chat_of_messages(asked: Json) -> Chat:
         body |= _tool_choice(choice)
     if (format_ := _response_format(asked.get("output_config"))) is not None:
         body["response_format"] = format_
+    for name in _OBJECTS:
+        if asked.get(name) is not None and not isinstance(asked[name], Mapping):
+            raise bad_request(name, f"{name}: must be an object")
     metadata = asked.get("metadata")
-    if isinstance(metadata, Mapping) and isinstance(user := metadata.get("user_id"), str):
-        body["user"] = user
+    if isinstance(metadata, Mapping) and (user := metadata.get("user_id")) is not None:
+        body["user"] = text_in("metadata", user)
     return body
 
 
@@ -137,6 +141,8 @@ def _assistant(blocks: list[object]) -> list[Chat]:
         if kind == "text":
             texts.append(text_in("messages", block.get("text")))
         elif kind == "tool_use":
+            if not isinstance(block.get("input") or {}, Mapping):
+                raise bad_request("messages", "messages: the input of a tool_use must be an object")
             function = {
                 "name": text_in("messages", block.get("name")),
                 "arguments": json.dumps(block.get("input") or {}),

@@ -14,20 +14,35 @@ from collections.abc import Callable, Mapping
 
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import StreamPiece, details_of, usage_of
-from ramify.serving.gateway.errors import bad_request, list_in, text_in
+from ramify.serving.gateway.errors import ApiError, bad_request, list_in, text_in
 from ramify.serving.gateway.formats.chat_blocks import Block, BlockEvent, BlockKind, ChatBlocks, Step
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.agent_hints import without_hints
 from ramify.serving.protocol.tags import without_tags
 
 Json = Mapping[str, object]
-_AS_THEY_ARE = frozenset({"model", "stream", "temperature", "top_p", "seed", "stop", "parallel_tool_calls"})
+_AS_THEY_ARE = frozenset(
+    {"cache_salt", "model", "parallel_tool_calls", "seed", "stop", "stream", "temperature", "top_p"}
+)
 _WITHOUT_EFFECT = frozenset(
     {
         "background", "include", "metadata", "prompt_cache_key", "prompt_cache_retention", "reasoning",
         "safety_identifier", "service_tier", "store", "stream_options", "truncation", "user",
     }
 )  # fmt: skip
+# Of them, and of those that are read: the type of each, which the response repeats.
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "metadata": (dict, "an object"),
+    "prompt_cache_key": (str, "a text"),
+    "reasoning": (dict, "an object"),
+    "safety_identifier": (str, "a text"),
+    "service_tier": (str, "a text"),
+    "store": (bool, "true or false"),
+    "stream_options": (dict, "an object"),
+    "text": (dict, "an object"),
+    "truncation": (str, "auto or disabled"),
+    "user": (str, "a text"),
+}
 _READ = frozenset({"input", "instructions", "max_output_tokens", "text", "tool_choice", "tools", "top_logprobs"})
 _NO_STORE = "the embedded engine keeps no answers: send the whole conversation in input"
 _WHY = {"previous_response_id": _NO_STORE, "conversation": _NO_STORE, "prompt": "no prompt templates are kept here"}
@@ -47,6 +62,7 @@ def chat_of_response(asked: Json) -> dict[str, object]:
     for name, value in plain.items():
         if value is not None and name not in _AS_THEY_ARE | _WITHOUT_EFFECT | _READ:
             raise bad_request(name, f"{name}: {_WHY.get(name, 'not supported in a response of the embedded engine')}")
+    _check_kinds(plain)
     body: dict[str, object] = {k: v for k, v in plain.items() if k in _AS_THEY_ARE and v is not None}
     body["messages"] = _messages(plain)
     if plain.get("stream"):
@@ -68,11 +84,26 @@ def chat_of_response(asked: Json) -> dict[str, object]:
     return body
 
 
+def _check_kinds(asked: Json) -> None:
+    for name, (kind, shown) in _KINDS.items():
+        if asked.get(name) is not None and not isinstance(asked[name], kind):
+            raise bad_request(name, f"{name}: must be {shown}")
+    metadata = asked.get("metadata")
+    if isinstance(metadata, Mapping) and not all(isinstance(value, str) for value in metadata.values()):
+        raise bad_request("metadata", "metadata: each value must be a text")
+    if asked.get("truncation") not in (None, "auto", "disabled"):
+        raise bad_request("truncation", "truncation: must be auto or disabled")
+
+
 def _messages(asked: Json) -> list[dict[str, object]]:
     messages: list[dict[str, object]] = []
     if (system := asked.get("instructions")) is not None:
         messages.append({"role": "system", "content": text_in("instructions", system)})
     said = asked.get("input")
+    if said is None:
+        raise ApiError(400, "missing_required_parameter", "input: is missing", "input")
+    if not isinstance(said, str | list):
+        raise bad_request("input", "input: must be a text or a list of items")
     if isinstance(said, str):
         return [*messages, {"role": "user", "content": said}]
     for item in list_in("input", said):
@@ -91,6 +122,8 @@ def _message(item: Json, messages: list[dict[str, object]]) -> None:
     if role not in ("user", "assistant", "system", "developer"):
         raise bad_request("input", f"input: a message's role must be user, assistant, system or developer: {role!r}")
     content = item.get("content")
+    if content is None:
+        raise bad_request("input", f"input: a message of role {role} needs a content")
     if not isinstance(content, str):
         parts = [_chat_part(part) for part in list_in("input", content)]
         only_text = all(part["type"] == "text" for part in parts)

@@ -169,6 +169,8 @@ def _checked(schema: object, root: Json) -> list[object]:
     """Check one level. Returns the schemas within."""
     if not isinstance(schema, Mapping):
         raise NotEnforced("true or false in place of a schema")
+    if "$id" in schema and schema is not root:
+        raise NotEnforced("$id below the top, from which references would begin")
     names = {name for name in schema if name not in _NOTES and not (name == "uniqueItems" and not schema[name])}
     if "$ref" in names:
         _only(names, {"$ref"}, "$ref")
@@ -186,8 +188,18 @@ def _checked(schema: object, root: Json) -> list[object]:
             values = [schema["const"]] if fixed == "const" else _choices(schema, "enum")
             if not all(any(_TYPES[kind](value) for kind in _types(schema)) for value in values):
                 raise NotEnforced(f"{fixed} with a value that is not of its type")
+            if not all(map(_is_exact, values)):
+                raise NotEnforced(f"{fixed} with a number of so many digits, which it would round")
             return []
     return _of_types(schema, names)
+
+
+def _is_exact(value: object) -> bool:
+    """Would llama.cpp write this value as it is? It rounds integers beyond 64 bits."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64 or (abs(value) < 1e300 and int(float(value)) == value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return all(map(_is_exact, inner))
 
 
 def _target(ref: object, root: Json) -> Json:

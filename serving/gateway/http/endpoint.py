@@ -123,6 +123,7 @@ class Endpoint:
         asked = await body_of(request, gateway.bodies)
         tags = tags_of(request, asked, client)
         body = await asyncio.to_thread(self._checked, asked) if is_large(request) else self._checked(asked)
+        gateway.stored.check(asked, client)
         dialect = self._api.dialect
         stream = flag_in(body, "stream")
         if stream and scope.get("http_version") == "1.0":
@@ -170,7 +171,7 @@ class Endpoint:
             # An engine would count the tokens of a prompt that is far too long while the call holds its slot.
             check_prompt_length(for_engine, self._gateway.replicas.most_characters)
         except ApiError as error:
-            raise self._api.named(error) from error
+            raise self._api.named(error, asked) from error
         return body
 
     async def _delivered(self, work: _Work) -> None:
@@ -210,7 +211,7 @@ class Endpoint:
         if work.delivery is not None:
             work.delivery.hurry()
             await work.delivery.drained()
-        await work.out.error(self._api.named(error))
+        await work.out.error(self._api.named(error, work.asked))
 
     async def _attempt(self, work: _Work, stream: bool) -> bool:
         """Wait for a slot and get the answer there. False if the call has to wait for another slot."""
@@ -228,6 +229,8 @@ class Endpoint:
                     ):
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
                     upstream = _of(replica)
+                    if call.client and replica.traits.keeps_prefixes is None:
+                        await upstream.keeps_apart()
                     api = at_engine(self._api, llama_cpp=replica.traits.llama_cpp)
                     work.body, work.dialect = api.request(work.asked), api.dialect
                     work.format = work.format if call.chunks else api.answer(work.asked)
@@ -240,7 +243,10 @@ class Endpoint:
         except (ApiError, wire.Malformed) as error:
             failure = gateway.told(as_api_error(error), upstream)
             if failure.status == 400 and failure.param is None:
-                failure.param = constraint_field(failure.message, work.body)
+                too_long = failure.code == "context_length_exceeded"
+                failure.param = (
+                    work.dialect.prompt_field if too_long else constraint_field(failure.message, work.body)
+                )
             blamed = (
                 None
                 if upstream is None or failure.code != STOOD_STILL

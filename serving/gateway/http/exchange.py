@@ -198,7 +198,9 @@ def check_prompt(dialect: Dialect, body: Mapping[str, object], *, llama_cpp: boo
 
 def flag_in(body: Mapping[str, object], name: str) -> bool:
     """The value of a flag. Raises ApiError, which names the field."""
-    value = body.get(name) or False
+    value = body.get(name)
+    if value is None:
+        return False
     if not isinstance(value, bool):
         raise bad_request(name, f"{name}: must be true or false")
     return value

@@ -8,15 +8,17 @@ the gateway each name begins with its client's (`http_guard.Keys.owner`).
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
+from ramify.serving.errors import BadTags
 from ramify.serving.gateway.records.calls import Call, Outcome
+from ramify.serving.gateway.records.latest_of_each import LatestOfEach
 from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound, Phase
 from ramify.serving.policy.types import RequestId, StepModel
 from ramify.serving.protocol.length_sketch import LengthSketch
-from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.protocol.tags import LONGEST_NAME, SLOTags
 
 _NAMES = ("compound_id", "fork_group", "app_id")
 
@@ -31,12 +33,12 @@ def owned(tags: SLOTags, client: str) -> SLOTags:
     if not client:
         return tags
 
-    def mine(name: str | None) -> str | None:
-        return None if name is None else owned_name(name, client)
-
-    return replace(
-        tags, compound_id=mine(tags.compound_id), fork_group=mine(tags.fork_group), app_id=mine(tags.app_id)
-    )
+    said = {name: value for name in _NAMES if (value := getattr(tags, name)) is not None}
+    most = LONGEST_NAME - len(owned_name("", client))
+    for name, value in said.items():
+        if len(value) > most:
+            raise BadTags(name, f"must have at most {most} characters, got {len(value)}")
+    return replace(tags, **{name: owned_name(value, client) for name, value in said.items()})  # type: ignore[arg-type]
 
 
 def told(name: str, client: str) -> str:
@@ -63,18 +65,20 @@ KEEP = 10_000  # calls and compounds remembered; the oldest go first
 
 @dataclass
 class Records:
-    """All recent calls and compounds; the oldest are forgotten first, beyond `keep` of each."""
+    """All recent calls and compounds, at most `keep` of each. A client with many loses its own oldest, not those of
+    others: another client's workflow would lose its deadline."""
 
     clock: Callable[[], float]
     wall: Callable[[], float]
     keep: int = KEEP
-    _calls: deque[Call] = field(init=False)
+    _calls: LatestOfEach[Call] = field(init=False)
     _open: dict[RequestId, Call] = field(default_factory=dict)  # calls in progress, which are never forgotten
-    _compounds: OrderedDict[str, Compound] = field(default_factory=OrderedDict)
+    _compounds: LatestOfEach[Compound] = field(init=False)
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self._calls = deque(maxlen=self.keep)
+        self._calls = LatestOfEach(self.keep)
+        self._compounds = LatestOfEach(self.keep)
 
     def open(
         self,
@@ -91,7 +95,7 @@ class Records:
     ) -> Call:
         """Record a call that has come in."""
         now, wall = self.clock(), self.wall()
-        compound = self._compound(tags, now, wall)
+        compound = self._compound(tags, client, now, wall)
         if compound is not None:
             tags = compound.join(tags)
             if tags.compound_due_s is not None and len(compound.dues) < MOST_STAGES:
@@ -116,7 +120,7 @@ class Records:
             resumable=resumable,
             client=client,
         )
-        self._calls.append(call)
+        self._calls.put(client, call.id, call)
         self._open[call.id] = call
         return call
 
@@ -154,7 +158,7 @@ class Records:
             if call.compound is not None:
                 since[call.compound.id] = min(call.arrived, since.get(call.compound.id, call.arrived))
         out: list[tuple[Compound, float]] = []
-        for compound in itertools.islice(reversed(self._compounds.values()), most):
+        for compound in itertools.islice(self._compounds.latest_first(), most):
             began = since.get(compound.id, compound.ended_at)
             if began is not None and compound.stage is not None and compound.stage.rest:
                 out.append((compound, began))
@@ -170,11 +174,10 @@ class Records:
         """The client's applications, the last heard of first: how many of the remembered calls each made, and how
         many are in progress. Calls without an `app_id` are under ""."""
         made: dict[str, dict[str, int]] = {}
-        for call in reversed(self._calls):
-            if not client or call.client == client:
-                one = made.setdefault(told(call.tags.app_id or "", client), {"calls": 0, "open": 0})
-                one["calls"] += 1
-                one["open"] += call.ended is None
+        for call in reversed(self._calls.of(client)):
+            one = made.setdefault(told(call.tags.app_id or "", client), {"calls": 0, "open": 0})
+            one["calls"] += 1
+            one["open"] += call.ended is None
         return made
 
     def snapshot(
@@ -187,10 +190,8 @@ class Records:
         now, offset = self.clock(), self.wall() - self.clock()
         can = {c.id: c.feasible(now, step(c)) for c in self._open.values()}
         lost = {c.compound.id for c in self._open.values() if c.compound is not None and can[c.id] is False}
-        mine = [c for c in self._calls if not client or c.client == client]
-        calls = [c for c in mine if compound_id is None or c.tags.compound_id == compound_id]
-        runs = [c for c in self._compounds.values() if belongs(c.id, client)]
-        compounds = [c for c in runs if compound_id is None or c.id == compound_id]
+        calls = [c for c in self._calls.of(client) if compound_id is None or c.tags.compound_id == compound_id]
+        compounds = [c for c in self._compounds.of(client) if compound_id is None or c.id == compound_id]
         return {
             "requests": [
                 {
@@ -223,15 +224,11 @@ class Records:
             ],
         }
 
-    def _compound(self, tags: SLOTags, now: float, wall: float) -> Compound | None:
+    def _compound(self, tags: SLOTags, client: str, now: float, wall: float) -> Compound | None:
         if tags.compound_id is None:
             return None
-        compound = self._compounds.get(tags.compound_id)
-        if compound is None:
-            compound = self._compounds[tags.compound_id] = Compound(tags.compound_id, now)
-            while len(self._compounds) > self.keep:
-                self._compounds.popitem(last=False)
-        self._compounds.move_to_end(tags.compound_id)
+        compound = self._compounds.get(client, tags.compound_id) or Compound(tags.compound_id, now)
+        self._compounds.put(client, tags.compound_id, compound)
         if compound.deadline is None:
             at = _on_clock(tags, now, wall)
             by = None if tags.compound_deadline_s is None else compound.first_at + tags.compound_deadline_s

@@ -44,8 +44,8 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(server, "serve", serve)
     flags = {
         "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
-        "--allow-host": "Box.lan:80", "--allow-field": "vllm_xargs.theirs",
-        "--model": "m", "--slots": "3", "--policy": "edf",
+        "--allow-host": "Box.lan:80",
+        "--model": "m", "--slots": "3", "--policy": "concord",
         "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3",
         "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
         "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
@@ -61,7 +61,6 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
             "--resume",
             "--prompt-cache",
             "--no-analyzer",
-            "--insecure-no-keys",
         ).status
         == 0
     )
@@ -76,13 +75,11 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         host="::1",
         port=8001,
         api_keys=("ours",),
-        allow_hosts=("box.lan",),
-        allow_fields=("vllm_xargs.theirs",),
-        insecure_no_keys=True,
+        allow_hosts=("Box.lan:80",),
         forward_xargs=True,
         can_resume=True,
         prompt_cache=True,
-        policy="edf",
+        policy="concord",
         policy_options={"best_effort_s": 7.5},
         placement=Placement.POWER_OF_K,
         placement_k=3,
@@ -97,8 +94,11 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     )
     ramify("serve")
     whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].restart_s, seen[-1].drain_s, seen[-1].analyzer)
-    assert whole == (120.0, 600.0, 60.0, 30.0, True)
-    assert (seen[-1].placed, seen[-1].placement_k) == (Placement.ONE_QUEUE, 2)
+    assert whole == (120.0, None, None, 30.0, True)
+    assert (seen[-1].placed, seen[-1].placement_k) == (Placement.ONE_QUEUE, None)
+    assert ramify("serve", "--host", "0.0.0.0", "--insecure-no-keys").status == 0 and seen[-1].insecure_no_keys
+    assert ramify("serve", "--engine", "vllm", "--allow-field", "vllm_xargs.x").status == 0
+    assert seen[-1].allow_fields == ("vllm_xargs.x",)
     assert seen[-1].replicas is None
     for said, means in (("1:4", (1, 4)), ("2", (2, 2))):
         assert ramify("serve", "--replicas", said).status == 0 and seen[-1].replicas == means
@@ -123,6 +123,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         (("--base-url", "http://127.0.0.1:9/v1", "--engine-log", "l"), "local or vllm"),
         (("--base-url", "http://127.0.0.1:9/v1", "--hang-restart", "9"), "local or vllm"),
         (("--placement", "power-of-k"), "several engines"),
+        (("--engine", "vllm", "--resume"), "engines at URLs or local"),
     ],
 )
 def test_an_option_that_no_engine_reads_is_refused(ramify: Any, words: tuple[str, ...], named: str) -> None:
@@ -150,11 +151,28 @@ def test_a_field_that_cannot_be_allowed_is_refused(ramify: Any, name: str) -> No
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (("--hang-whole", "1"), "--hang-whole is 1 and --hang is 120"),
+        (("--client-key", "a", "--client-key", "b", "--prompt-cache"), "a single key (--client-key)"),
+        (("--client-key", "a", "--insecure-no-keys"), "--insecure-no-keys has no effect beside"),
+        (("--insecure-no-keys",), "--insecure-no-keys has no effect: only this machine reaches --host 127.0.0.1"),
+        (("--base-url", "local"), "'local' is not a base URL"),
+        (("--base-url", ""), "is not a base URL"),
+        (("--api-key", "", "--base-url", "http://127.0.0.1:9/v1"), "--api-key is empty"),
+    ],
+)
+def test_messages_about_settings_name_the_options(ramify: Any, words: tuple[str, ...], named: str) -> None:
+    said = ramify("serve", "--port", "0", *words)
+    assert said.status == 2 and named in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
         (("--replicas", "many"), "'many' is not LEAST:MOST"),
         (("--replicas", "3:1"), "3:1"),
         (("--replicas", "1:2", "--engine", "http://127.0.0.1:9/v1"), "not ours to start"),
-        (("--replicas", "1:2", "--engine", "vllm"), "--device 0 --device 1"),
-        (("--device", "0"), "for --engine vllm"),
+        (("--replicas", "1:2", "--engine", "vllm"), "a device for each of 2 (--device)"),
+        (("--device", "0"), "(--device) is for vllm"),
         (("--replicas", "1:2", "--placement", "power-of-k"), "one-queue"),
     ],
 )

@@ -14,8 +14,7 @@ from typing import Self
 import pytest
 
 from ramify.serving.client import LLMClient
-from ramify.serving.engine.contract import EngineKind, EngineSpec
-from ramify.serving.errors import BadPool, EngineFailed, ScalingUnsupported
+from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.dialects import CHAT
 from ramify.serving.gateway.elastic_replicas import ElasticReplicas
 from ramify.serving.gateway.engines.replicas import EngineTraits
@@ -24,7 +23,7 @@ from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.records.calls import Outcome
 from ramify.serving.gateway.server import LocalGateway
-from ramify.serving.gateway.settings import GatewaySettings, Placement, check_devices, check_replicas
+from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.policy.types import RequestId
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.scaling.pools import Scaling
@@ -279,58 +278,10 @@ async def test_a_start_that_fails_ends_those_before_it() -> None:
     assert house.started == house.ended == 0
 
 
-URL, VLLM, LOCAL = EngineSpec(EngineKind.URL, "http://a"), EngineSpec(EngineKind.VLLM), EngineSpec(EngineKind.LOCAL)
-
-
-@pytest.mark.parametrize(
-    ("engines", "replicas", "error", "advice"),
-    [
-        ((URL,), (1, 2), ScalingUnsupported, "--engine of its own"),
-        ((VLLM,), (1, 2), ScalingUnsupported, "name a device for each of 2"),
-        ((LOCAL, LOCAL), (1, 2), ScalingUnsupported, "one --engine"),
-        ((LOCAL,), (0, 2), BadPool, "at all times"),
-        ((LOCAL,), (3, 2), BadPool, "between"),
-    ],
-)
-def test_what_cannot_be_scaled_is_refused(
-    engines: tuple[EngineSpec, ...], replicas: tuple[int, int], error: type[Exception], advice: str
-) -> None:
-    with pytest.raises(error, match=advice):
-        check_replicas(GatewaySettings(home=Path(), engines=engines, replicas=replicas))
-
-
-@pytest.mark.parametrize(
-    ("engines", "replicas", "devices", "advice"),
-    [
-        ((LOCAL,), None, ("0",), "for --engine vllm"),
-        ((VLLM,), (1, 3), ("0", "1"), "there may be 3"),
-        ((VLLM, LOCAL, VLLM), None, ("0",), "there may be 2"),
-        ((VLLM, VLLM), None, ("0,1", "1"), "'1' is named twice"),
-        ((VLLM, VLLM), None, ("0", ""), "--device 0"),
-    ],
-)
-def test_each_vllm_has_a_device_of_its_own(
-    engines: tuple[EngineSpec, ...], replicas: tuple[int, int] | None, devices: tuple[str, ...], advice: str
-) -> None:
-    with pytest.raises(ScalingUnsupported, match=advice):
-        check_devices(GatewaySettings(home=Path(), engines=engines, replicas=replicas, devices=devices))
-
-
-def test_vllm_replicas_with_a_device_each_are_served() -> None:
-    settings = GatewaySettings(home=Path(), engines=(VLLM,), replicas=(1, 2), devices=("0,1", "2,3"))
-    check_replicas(settings)
-    check_devices(settings)
-
-
 async def test_a_replica_with_a_queue_of_its_own_takes_as_many_again_as_it_works_on() -> None:
     house = House()
     async with SupervisedEngine(0, lambda: Engine(house), EngineTraits(), queue=None) as one:
         assert (one.replica.slots, one.replica.queue, one.replica.free) == (1, 1, 2)
-
-
-def test_a_queue_for_each_replica_cannot_change_their_number() -> None:
-    with pytest.raises(ScalingUnsupported, match="one-queue"):
-        check_replicas(GatewaySettings(home=Path(), replicas=(1, 2), placement=Placement.POWER_OF_K))
 
 
 @pytest.mark.model

@@ -156,14 +156,25 @@ def test_names_of_several_prompts_are_each_clients_own() -> None:
     assert apart({"extra_key": ["x", "y"], "n": 1}, "c") == {"extra_key": ["c/x", "c/y"], "n": 1}
     assert apart({"extra_key": ["x", None]}, "c") == {"extra_key": ["c/x", None]}, "no key, and no key named None"
     assert apart({"extra_key": ["x"], "cache_salt": None}, "") == {"extra_key": ["x"], "cache_salt": None}
+    assert apart({"session_id": 5, "conversation_id": 0}, "c") == {"session_id": "c/5", "conversation_id": "c/0"}
+
+
+def test_media_in_the_output_of_a_tool_are_each_clients_own() -> None:
+    item = {"type": "function_call_output", "output": [{"type": "input_image", "uuid": "p"}, {"uuid": None}, "x"]}
+    named = [{"type": "input_image", "uuid": "c/p"}, {"uuid": None}, "x"]
+    assert apart({"input": [item, "hi"]}, "c") == {"input": [{**item, "output": named}, "hi"]}
+    assert apart({"input": [item]}, "") == {"input": [item]}
+    deep: Any = []
+    for _ in range(5000):
+        deep = [{"content": deep}]
+    assert apart({"messages": deep}, "c")["messages"], "however deep"
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["priority", "request_id", "kv_transfer_params", "data_parallel_rank", XARG])
 async def test_the_embedded_engine_is_told_none_of_them(name: str, weights: Path) -> None:
-    """Also if the operator allows it: llama.cpp would ignore it."""
-    allowed = () if name == "request_id" else (name,)
-    settings = GatewaySettings(home=weights.parent, model=str(weights), allow_fields=allowed)
+    """llama.cpp would ignore it."""
+    settings = GatewaySettings(home=weights.parent, model=str(weights))
     async with (
         LocalGateway(settings) as served,
         httpx.AsyncClient(base_url=served.base_url, trust_env=False, timeout=60) as client,

@@ -83,7 +83,10 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
         (_shaped({"type": "number", "minimum": 1}), "response_format"),
         ({"json_schema": {"not": {}}}, "json_schema"),
-        ({"tools": [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
+            "tools",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
         ({"seed": "abc"}, "seed"),
         ({"seed": 1.5}, "seed"),
@@ -95,6 +98,30 @@ def _shaped(schema: Any, **more: Any) -> dict[str, Any]:
         ({**_shaped({}), "json_schema": {}}, "response_format"),
         ({**_shaped({}), "grammar": "root ::= [a]"}, "response_format"),
         ({"json_schema": {}, "grammar": "root ::= [a]"}, "json_schema"),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": [[{}, 1]]}, "logit_bias"),
+        ({"logit_bias": [[-1, 1]]}, "logit_bias"),
+        ({"logit_bias": [[True, 1]]}, "logit_bias"),
+        ({"samplers": {}}, "samplers"),
+        ({"samplers": ["top_k", 1]}, "samplers"),
+        ({"mirostat": 7}, "mirostat"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"typical_p": -5}, "typical_p"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"reasoning_format": "x"}, "reasoning_format"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"tools": [1]}, "tools"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": 5}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools"),
+        (_shaped({}, strict=1), "response_format"),
+        (_shaped({}, name=5), "response_format"),
     ],
 )
 def test_what_the_engine_would_not_do_is_refused_by_name(more: dict[str, Any], param: str) -> None:
@@ -118,6 +145,15 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
     for shape in ({"response_format": {"type": "json_object"}}, {"json_schema": {}, "grammar": "root ::= [a]"}):
         with pytest.raises(ApiError, match="json_schema"):
             text_for_llama_cpp({"prompt": "a", **shape})
+    for odd in ({"prompt_string": "a"}, 5, True, [None], [1.5], [[True]], ["a", {}], [["a", {}]]):
+        with pytest.raises(ApiError, match="prompt: must be"):
+            text_for_llama_cpp({"prompt": odd})
+    assert text_for_llama_cpp({"prompt": ["a", [1, "b"], "c"]})["prompt"]
+    assert text_for_llama_cpp({"prompt": "a", "n": 2, "best_of": 2}) == {"prompt": "a", "n": 2}
+    for best in ({"best_of": 2}, {"n": 2, "best_of": 3}):
+        with pytest.raises(ApiError, match="best_of"):
+            text_for_llama_cpp({"prompt": "a", **best})
+    assert text_for_llama_cpp({"prompt": "a", "cache_salt": "x"}) == {"prompt": "a", "cache_prompt": False}
     for missing in ({}, {"prompt": []}, {"prompt": ""}, {"prompt": ["a", ""]}, {"prompt": [[1], []]}):
         with pytest.raises(ApiError, match="prompt: "):
             text_for_llama_cpp(missing)
@@ -131,12 +167,32 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
         (RESPONSES_API, {"input": "hi", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text"),
         (RESPONSES_API, {"input": "hi", "tool_choice": "required"}, "tool_choice"),
         (MESSAGES, {**ASK, "max_tokens": 1, "stop_sequences": [""]}, "stop_sequences"),
+        (RESPONSES_API, {"input": "hi", "response_format": {"type": "text"}}, "response_format"),
+        (RESPONSES_API, {"input": "hi", "max_tokens": 5}, "max_tokens"),
+        (RESPONSES_API, {"input": "hi", "metadata": 5}, "metadata"),
+        (RESPONSES_API, {"input": "hi", "metadata": {"a": 1}}, "metadata"),
+        (RESPONSES_API, {"input": "hi", "reasoning": 5}, "reasoning"),
+        (RESPONSES_API, {"input": "hi", "truncation": "maybe"}, "truncation"),
+        (RESPONSES_API, {"input": "hi", "store": "yes"}, "store"),
+        (RESPONSES_API, {"input": "hi", "user": 5}, "user"),
+        (RESPONSES_API, {"input": 5}, "input"),
+        (RESPONSES_API, {"input": [{"role": "user"}]}, "input"),
+        (
+            RESPONSES_API,
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input",
+        ),
+        (MESSAGES, {**ASK, "max_tokens": 1, "stop": ["a"]}, "stop"),
+        (MESSAGES, {**ASK, "max_tokens": 1, "metadata": 5}, "metadata"),
+        (MESSAGES, {**ASK, "max_tokens": 1, "metadata": {"user_id": 5}}, "metadata"),
+        (MESSAGES, {**ASK, "max_tokens": 1, "thinking": 5}, "thinking"),
+        (MESSAGES, {**ASK, "max_tokens": 1, "output_config": 5}, "output_config"),
     ],
 )
 def test_fields_have_the_names_of_the_clients_api(api: Api, body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         at_engine(api, llama_cpp=True).request(body)
-    told = api.named(caught.value)
+    told = api.named(caught.value, body)
     assert told.param == param and told.message.startswith(f"{param}: ")
 
 
@@ -210,3 +266,12 @@ def test_hints_of_other_systems_are_not_refused(api: Api, ask: dict[str, Any], h
     """The gateway reads them. No engine needs to."""
     body = at_engine(api, llama_cpp=True).request({**ask, **hint})
     assert without_hints(body, None) == dict(at_engine(api, llama_cpp=True).request(ask))
+
+
+@pytest.mark.parametrize(("api", "body"), [(CHATS, ASK), (TEXTS, {"prompt": "a"}), (RESPONSES_API, {"input": "a"})])
+def test_a_call_with_a_salt_is_answered_without_the_cache(api: Api, body: dict[str, Any]) -> None:
+    """A gateway in front sends salts, to keep its clients apart."""
+    at = at_engine(api, llama_cpp=True)
+    assert at.request({**body, "cache_salt": "x"}) == {**at.request(body), "cache_prompt": False}
+    with pytest.raises(ApiError, match="cache_prompt"):
+        at.request({**body, "cache_prompt": False})

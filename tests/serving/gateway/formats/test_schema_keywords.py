@@ -109,6 +109,9 @@ def test_a_property_that_is_called_like_a_keyword_is_none() -> None:
         ({"$defs": {"a": BIT}, "$ref": "#/$defs"}, "#/$defs"),
         ({"properties": {"a": {"$defs": {"x": BIT}}, "b": {"$ref": "#/properties/a/$defs/x"}}}, "$defs/x"),
         ({"default": {"type": "number"}, "properties": {"b": {"$ref": "#/default"}}}, "#/default"),
+        ({"const": 10**20 + 1}, "digits"),
+        ({"enum": [1, {"a": [2**64]}, {"a": [-(2**63) - 1]}]}, "digits"),
+        ({"properties": {"a": {"$id": "b", "type": "null"}}}, "$id"),
     ],
 )
 def test_what_is_not_enforced_is_named(schema: Any, keyword: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 
 from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
@@ -14,7 +16,7 @@ from ramify.serving.gateway.engines.upstream import Upstream
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.gateway.settings import GatewaySettings
 from ramify.serving.http_guard import Keys
-from ramify.serving.testing import ScriptedModel
+from ramify.serving.testing import Fault, ScriptedModel
 from ramify.serving.types import ChatRequest
 
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
@@ -135,3 +137,118 @@ def test_gateways_share_an_analyzer_only_where_no_client_learns_the_names_of_ano
     assert len({"", "keys", name("a"), name("b")}) == 4
     assert name("a") == name("a", "a"), "and is the same in every process"
     assert "secret" not in name("secret")
+
+
+SAME = "run"
+ROUTES: dict[str, tuple[dict[str, object], dict[str, str]]] = {
+    "body": ({"vllm_xargs": {"compound_id": SAME, "fork_group": "g", "compound_branch": "0"}}, {}),
+    "header": ({}, {"x-ramify-tags": '{"compound_id":"run","fork_group":"g","compound_branch":"0"}'}),
+    "both": ({"vllm_xargs": {"compound_id": SAME}}, {"X-Ramify-Tags": '{"fork_group":"g","compound_branch":"0"}'}),
+}
+APIS_OF: dict[str, dict[str, object]] = {
+    "/chat/completions": ASK,
+    "/completions": {"prompt": "hi"},
+    "/responses": {"input": "hi"},
+    "/messages": {**ASK, "max_tokens": 9, "metadata": {"user_id": "run"}},
+}
+
+
+@pytest.mark.parametrize("path", APIS_OF)
+@pytest.mark.parametrize("route", ROUTES)
+async def test_no_way_into_the_run_of_another(path: str, route: str) -> None:
+    """The same names, by each API and each route of tags."""
+    hold, inside = asyncio.Event(), asyncio.Queue[str]()
+
+    async def wait(request: ChatRequest) -> str:
+        inside.put_nowait("call")
+        await hold.wait()
+        return "ok"
+
+    model = ScriptedModel(wait)
+    more, headers = ROUTES[route]
+    app = create_gateway(engine(model), api_keys=["a", "b"])
+    async with client_of(app, "a") as a, client_of(app, "b") as b:
+        mine = asyncio.create_task(a.post(path, json={**APIS_OF[path], **more}, headers=headers))
+        theirs = asyncio.create_task(b.post(path, json={**APIS_OF[path], **more}, headers=headers))
+        for _ in range(2):
+            await inside.get()
+        for wanted in ({"compound_id": "run"}, {"fork_group": "g"}, {"compound_id": "run", "fork_group": "g"}):
+            for disguise in ("RUN", " run", "run\u200b", "\uff52un", "../run", "*", "%"):
+                odd = dict.fromkeys(wanted, disguise)
+                assert (await b.post("/ramify/cancel", json=odd)).json() == {"cancelled": 0}
+        assert (await b.post("/ramify/release", json={"compound_id": "run"})).json() == {"engines": 0}
+        assert (await b.post("/ramify/cancel", json={"compound_id": "run"})).json() == {"cancelled": 1}, "its own"
+        assert (await theirs).status_code == 499
+        seen = (await a.get("/ramify/requests?compound_id=run")).json()
+        assert ([one["outcome"] for one in seen["requests"]], seen["compounds"][0]["calls"]) == (["running"], 1)
+        hold.set()
+        assert (await mine).status_code == 200
+    first, second = (call.body["vllm_xargs"] for call in model.calls)
+    assert isinstance(first, dict) and isinstance(second, dict)
+    assert first["compound_id"] != second["compound_id"] and first["fork_group"] != second["fork_group"]
+
+
+async def test_a_name_of_another_with_its_prefix_is_not_the_others() -> None:
+    """Prefixes of clients are no secret where engines write logs."""
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway(engine(model), api_keys=["a", "b"])
+    owner = Keys(["a", "b"]).owner(b"Bearer a")
+    async with client_of(app, "b") as b:
+        forged = {"vllm_xargs": {"compound_id": f"{owner}/run", "app_id": f"{owner}/app"}, "cache_salt": owner}
+        assert (await b.post("/chat/completions", json={**ASK, **forged})).status_code == 200
+        shown = (await b.get("/ramify/requests")).json()["compounds"]
+        assert [one["id"] for one in shown] == [f"{owner}/run"]
+    told: Any = model.calls[0].body
+    assert not told["vllm_xargs"]["compound_id"].startswith(owner) and not told["cache_salt"].startswith(owner)
+
+
+@pytest.mark.parametrize("name", ["compound_id", "fork_group", "app_id"])
+async def test_a_name_that_is_too_long_with_its_clients_is_refused_with_the_right_limit(name: str) -> None:
+    app = create_gateway(engine(ScriptedModel(lambda _: "ok")), api_keys=["a", "b"])
+    async with client_of(app, "a") as a:
+        for length, status in ((247, 200), (248, 400), (256, 400), (257, 400)):
+            tags = {"vllm_xargs": {name: "é" * length}}
+            answer = await a.post("/chat/completions", json={**ASK, **tags})
+            assert answer.status_code == status, answer.text
+            if length in (248, 256):
+                assert answer.json()["error"]["message"].startswith(f"{name}: must have at most 247 characters")
+
+
+async def test_a_response_is_its_clients_alone() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway(engine(model), api_keys=["a", "b"])
+    async with client_of(app, "a") as a, client_of(app, "b") as b:
+        whole = (await a.post("/responses", json={"input": "hi"})).json()["id"]
+        streamed = (await a.post("/responses", json={"input": "hi", "stream": True})).text
+        for earlier in (whole, _id_in(streamed)):
+            on = {"input": "more", "previous_response_id": earlier}
+            refused = await b.post("/responses", json=on)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "previous_response_not_found")
+            assert (await a.post("/responses", json=on)).status_code == 200
+    assert len(model.calls) == 4, "the other's never reached the engine"
+
+
+def _id_in(stream: str) -> str:
+    first = next(line for line in stream.split("\n") if line.startswith("data: "))
+    return str(json.loads(first[6:])["response"]["id"])
+
+
+async def test_names_of_any_kind_get_their_clients() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway(engine(model), api_keys=["a", "b"])
+    owner = Keys(["a", "b"]).owner(b"Bearer a")
+    async with client_of(app, "a") as a:
+        asked = {**ASK, "session_id": 5, "extra_key": ["x", 7, None]}
+        assert (await a.post("/chat/completions", json=asked)).status_code == 200
+    chat = model.calls[0].body
+    assert (chat["session_id"], chat["extra_key"]) == (f"{owner}/5", [f"{owner}/x", f"{owner}/7", None])
+
+
+async def test_a_hint_that_fails_shows_no_address_of_an_engine_to_clients_with_keys() -> None:
+    model = ScriptedModel(lambda _: "ok", faults=[Fault.REFUSE, Fault.ERROR_500] * 2)
+    for keys, shown in ((["a"], False), ([], True)):
+        app = create_gateway(engine(model, keeps_prefixes=True), api_keys=keys)
+        async with client_of(app, "a") as a:
+            for _ in range(2):
+                said = (await a.post("/ramify/prefix", json=ASK)).json()
+                assert said["sent"] and not said["read"] and ("http://engine" in said["why"]) is shown

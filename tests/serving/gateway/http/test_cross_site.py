@@ -104,7 +104,10 @@ async def test_cross_site_page_uses_nothing(tmp_path: Path, headers: str) -> Non
             status, answered, text = await said(
                 port, f"POST {path} HTTP/1.1\r\nhost: localhost:{port}\r\n{headers}", json.dumps(ASK).encode()
             )
-            assert status in (403, 415) and json.loads(text)["error"]["type"] == "invalid_request_error", path
+            assert (
+                status in (403, 415, 404 if path == "/nothing" else 415)
+                and json.loads(text)["error"]["type"] == "invalid_request_error"
+            ), path
             assert not [name for name in answered if name.startswith("access-control")]
         assert not model.calls
 
@@ -143,8 +146,8 @@ async def test_cross_site_get_and_preflight_are_refused(tmp_path: Path) -> None:
             "GET /health HTTP/1.1\r\nhost: localhost\r\nx-forwarded-host: evil.test\r\nx-forwarded-proto: https\r\n",
             200,
         ),
-        ("DELETE /v1/models HTTP/1.1\r\nhost: localhost\r\n", 415),
-        ("PUT /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n", 415),
+        ("DELETE /v1/models HTTP/1.1\r\nhost: localhost\r\n", 405),
+        ("PUT /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n", 405),
         ("PATCH /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n", 405),
     ],
 )
@@ -208,7 +211,7 @@ async def test_every_ipv6_address_is_every_ipv4_address_too(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 async def test_does_not_listen_beyond_this_machine_without_keys(tmp_path: Path, host: str) -> None:
-    with pytest.raises(Exposed, match=r"--client-key .*--insecure-no-keys"):
+    with pytest.raises(Exposed, match=r"`api_keys`.*`insecure_no_keys`"):
         async with gateway(tmp_path, host=host):
             pytest.fail("anybody in the network could use the engine")
 

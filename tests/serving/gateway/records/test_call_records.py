@@ -230,3 +230,16 @@ def test_a_reader_reads_each_token_of_an_event_and_of_an_answer_that_comes_whole
         call.token(clock.now, read=4)
     book.close(call, Outcome.DONE)
     assert call.ledger(clock.now).qoe == pytest.approx(1 - 16 / 19)
+
+
+def test_a_client_with_many_runs_does_not_crowd_out_the_run_of_another() -> None:
+    book, clock = records(keep=4)
+    first = book.open("/", SLOTags(compound_id="a/run", compound_deadline_s=10.0), client="a")
+    for i in range(10):
+        book.close(book.open("/", SLOTags(compound_id=f"b/{i}"), client="b"), Outcome.DONE)
+    clock.now += 4
+    second = book.open("/", SLOTags(compound_id="a/run", compound_deadline_s=10.0), client="a")
+    assert first.deadline is not None and second.deadline == first.deadline
+    kept: Any = book.snapshot(client="a")
+    assert [one["tags"]["compound_id"] for one in kept["requests"]] == ["run", "run"]
+    assert [one["calls"] for one in kept["compounds"]] == [2]

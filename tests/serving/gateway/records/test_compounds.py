@@ -349,7 +349,7 @@ async def test_endless_workflow_has_bounded_memory() -> None:
             book.close(
                 book.open("/", SLOTags(compound_id="run", compound_stage=stage, compound_due_s=9.0)), Outcome.DONE
             )
-        assert len(book._compounds["run"].dues) == MOST_STAGES
+        assert len(book._compounds.get("", "run").dues) == MOST_STAGES
         for stage in range(MOST_STAGES + 3):
             await all_.call("far", compound_stage=stage, compound_stages=MOST_STAGES + 3)
         assert [len(stages) for stages in all_.learns.patterns.values()] == [MOST_STAGES], "as far as plans go"
