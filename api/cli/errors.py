@@ -18,7 +18,7 @@ import click
 
 from ramify import paths
 from ramify.cli.console import LocationOptions
-from ramify.inspect.text import harmless
+from ramify.inspect.text import escaped
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -116,7 +116,7 @@ def _mend(error: OSError, typed: LocationOptions | None) -> str:
 
 def _say(message: str, typed: LocationOptions | None = None) -> None:
     said = message if typed is None else typed.complete(message)
-    click.echo(harmless(f"ramify: {said.strip()}", sys.stderr), err=True)
+    click.echo(escaped(f"ramify: {said.strip()}"), err=True)
 
 
 def _show_users_frames(error: Exception) -> None:
@@ -127,11 +127,11 @@ def _show_users_frames(error: Exception) -> None:
     frames = list(_users_frames(cause.__traceback__))
     if frames:
         click.echo("Traceback (most recent call last):", err=True)
-        click.echo(harmless("".join(traceback.format_list(frames)).rstrip("\n"), sys.stderr), err=True)
+        click.echo(escaped("".join(traceback.format_list(frames)).rstrip("\n")), err=True)
         first = "".join(traceback.format_exception_only(cause)).splitlines()[0]
-        click.echo(harmless(first, sys.stderr), err=True)
+        click.echo(escaped(first), err=True)
     elif isinstance(cause, SyntaxError):
-        click.echo(harmless("".join(traceback.format_exception_only(cause)).rstrip("\n"), sys.stderr), err=True)
+        click.echo(escaped("".join(traceback.format_exception_only(cause)).rstrip("\n")), err=True)
 
 
 def _users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

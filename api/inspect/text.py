@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TextIO
 
 _COLOUR = r"\x1b\[[0-9;]*m"
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -106,11 +105,6 @@ def escaped(text: str, *, colours: bool = False) -> str:
         return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
     return (_UNSAFE_BUT_COLOURS if colours else _UNSAFE).sub(written, text)
-
-
-def harmless(text: str, stream: TextIO) -> str:
-    """Text of a model or a user, of any number of lines: `escaped` for a terminal, as it is otherwise."""
-    return escaped(text) if stream.isatty() else text
 
 
 def quoted_path(path: str) -> str:

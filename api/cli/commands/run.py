@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_text, say_withheld
+from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_value, say_withheld
 from ramify.cli.errors import Interrupted
 from ramify.cli.time_options import duration_option
 from ramify.inspect.home import Home
-from ramify.inspect.text import count, harmless
+from ramify.inspect.text import count
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
     if run.frontend != DECORATORS:
         result = summarized(result)
     if isinstance(result, str) or "__str__" in vars(type(result)):
-        say_text(harmless(str(result), sys.stdout))
+        say_value(str(result))
     elif result is not None:
         say_json(plain(result))
     if finished.changes and not choices.quiet:
