@@ -86,6 +86,9 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
         what = f"a value in the database is not JSON ({error}), so another program has changed that row"
         _say(f"{what}: restore the database from a copy")
         return FAILED
+    if isinstance(error, RecursionError):
+        _say("a value in the database is nested too deep to be shown: RAMIFY_TRACEBACK=1 shows where")
+        return FAILED
     if not is_ours(error):
         raise error
     doubt = error if hasattr(error, "doubtful_run") else error.__cause__

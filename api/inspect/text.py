@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ _WIDEST = 48  # of what a column is padded for
 
 def seconds(value: float | None) -> str:
     """0.004 s, 1.53 s, 42.1 s, 3m20s, 2h05m; "-" for None."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "-"
     if value < 0:
         return f"-{seconds(-value)}"
@@ -43,6 +44,8 @@ def seconds(value: float | None) -> str:
 
 def age(value: float) -> str:
     """How long ago, in the largest unit."""
+    if not math.isfinite(value):
+        return "-"
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if value >= size:
             return count(int(value // size), unit) + " ago"
@@ -50,7 +53,10 @@ def age(value: float) -> str:
 
 
 def instant(value: float) -> str:
-    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):  # of a damaged row
+        return f"{value} s"
 
 
 def count(number: int, thing: str) -> str:

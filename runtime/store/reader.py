@@ -173,7 +173,7 @@ class Reader:
                 del row["n"]
             texts = self._texts(rows.names_in(found))
             return [make(row) for row in rows.with_texts(found, texts)]
-        except (ValueError, TypeError, KeyError, zlib.error) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     def _texts(self, names: Collection[Digest]) -> Mapping[Digest, str]:

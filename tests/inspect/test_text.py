@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import unicodedata
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.inspect.text import age, clipped, count, escaped, fitted, quoted_path, seconds, table
+from ramify.inspect.text import age, clipped, count, escaped, fitted, instant, quoted_path, seconds, table
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,8 @@ def test_paths_are_quoted_as_by_git(name: str, tmp_path: Path) -> None:
         ["git", "-c", "core.quotePath=true", "ls-files"], cwd=tmp_path, capture_output=True, check=True
     )
     assert quoted_path(name).encode() + b"\n" == listed.stdout
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300])
+def test_times_of_a_damaged_row_are_shown(value: float) -> None:
+    assert all((age(value), seconds(value), instant(value)))
