@@ -12,7 +12,7 @@ import functools
 import re
 import stat
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ramify.fork_engine.types import Entry, EntryKind, Withheld
@@ -27,24 +27,36 @@ _NAMES = {
     name: why
     for why, names in {
         SHELL: """
-            .envrc .env.leave .autoenv .autoenv.zsh .autoenv_leave.zsh .mise .rtx.toml .rvmrc .shadowenv.d
+            .envrc .env.leave .autoenv .autoenv.zsh .autoenv_leave.zsh .mise .rtx.toml .rvmrc .shadowenv.d .prototools
         """,
         EDITOR: """
             .vscode .vs .idea .zed .fleet .helix .nova .lapce .theia .devcontainer .devcontainer.json .vimrc _vimrc
             .exrc .nvimrc .nvim.lua .lvimrc .local.vimrc .lazy.lua .ycm_extra_conf.py .neoconf.json .dir-locals.el
             .dir-locals-2.el .externaltoolbuilders .kateproject .kateproject.local hie.yaml .hie-bios .merlin
-            .luarc.json .luarc.jsonc omnisharp.json .rprofile .renviron .rdata
+            .luarc.json .luarc.jsonc omnisharp.json .rprofile .renviron .rdata _exrc .gvimrc _gvimrc .vimrc.local
+            _vimrc_local.vim .nvim .emacs.desktop .emacs-dirvars .bsp buildserver.json .sourcekit-lsp
+            rust-analyzer.toml .rust-analyzer.toml rust-project.json .rust-project.json .factorypath
+            .lite_project.lua .lite_project gtags.conf .globalrc .idx .codesandbox .gitpod.yml .replit
         """,
         AGENT: """
             .cursor .claude .codex .gemini .mcp.json .opencode opencode.json opencode.jsonc .roo .kiro .qwen .amazonq
             .windsurf .kilocode .trae .factory .continue .aider.conf.yml .crush.json crush.json .agents .amp .augment
             .cline .clinerules .codebuddy .copilot .goose .grok .iflow .junie .openhands .pi .qoder .rovodev .vibe
-            .warp .zencoder
+            .warp .zencoder .adal .agent .aider-desk .autohand .bob .codeartsdoer .codemaker .codestudio .comate
+            .commandcode .continuerc.json .cortex .deepagents .devin .eca .firebender .forge .hermes .jazz .kimi .kode
+            .letta .lingma .mcpjam .moxby .mux .neovate .ona .opencode.json .pochi .qodo .reasonix .tabnine .terramind
+            .zcode mcp.json fastagent.config.yaml mcp_agent.config.yaml
         """,
         GIT: """
             .husky .githooks .git-hooks .pre-commit-config.yaml prek.toml .overcommit.yml .lefthook .lefthook-local
+            .huskyrc .huskyrc.json .huskyrc.js husky.config.js captainhook.json grumphp.yml grumphp.yml.dist .gitlint
+            .rusty-hook.toml hk.pkl .hk-hooks
         """,
-        "Fossil runs what it names": ".fslckout _fossil_",
+        "Fossil runs what it names": ".fslckout _fossil_ .fossil-settings",
+        "Monotone runs what it names": "_mtn",
+        "a tool of version control runs what it names": """
+            .repo .west .gclient .mrconfig .arcconfig .reviewboardrc
+        """,
         "Perforce runs what it names": ".p4config p4config.txt",
     }.items()
     for name in names.split()
@@ -63,16 +75,19 @@ _PLACES = tuple(
         ("coc-settings", r"\.vim/coc-settings\.json$", EDITOR),
         (".github", r"\.github/(?:(?:hooks|copilot|agents|extensions)/.|mcp\.json$)", AGENT),
         ("lefthook", r"\.?lefthook(?:-local)?\.(?:ya?ml|toml|jsonc?)$", GIT),
+        ("lint", r"(?:\.lintstagedrc|lint-staged\.config|\.commitlintrc|commitlint\.config)(?:\.[^/]+)?$", GIT),
         ("cvs", r"cvs/root$", "CVS runs what it names"),
+        ("envrc", r"\.envrc\.[^/]+$", SHELL),  # what an `.envrc` of the user's includes: `.envrc.local`
+        ("hermit", r"bin/(?:activate-)?hermit$", SHELL),
     )
 )
 """Places below any folder, each with a word that is in all of its paths."""
 _METADATA = {
     ".hg": ("Mercurial", ("hgrc", "hgrc-not-shared", "sharedpath")),
     ".sl": ("Sapling", ("config", "hgrc", "sharedpath")),
-    ".jj": ("Jujutsu", ("config.toml", "repo")),
+    ".jj": ("Jujutsu", ("config.toml", "workspace-config.toml", "config-id", "workspace-config-id", "repo")),
     "_darcs": ("Darcs", ("defaults", "prefs")),
-    ".pijul": ("Pijul", ("config",)),
+    ".pijul": ("Pijul", ("config", "config.toml")),
     ".bzr": ("Breezy", ("branch.conf", "location")),
 }
 """Folders of version control: whose they are, and the names in them of what runs commands or leads to another such
@@ -82,10 +97,13 @@ _GIT_DATA = ("refs", "logs", "objects")  # hold names that others chose
 SET_ID = "it had the rights of its owner (set-uid, set-gid)"
 
 
-def reason(path: str, holds: Callable[[str], bool], *, link: bool = False) -> str:
+def reason(
+    path: str, holds: Callable[[str], bool], *, link: bool = False, keeps: Callable[[str], bool] = lambda _: False
+) -> str:
     """Why a file or link at the path would act on entry; "" if it would not.
 
-    holds: whether another path exists. link: whether a symbolic link is at the path.
+    holds: whether another path exists. link: whether a symbolic link is at the path. keeps: whether another path is
+    the user's own, and stays.
     """
     given = path.split("/")
     path = spelled(path)
@@ -101,7 +119,7 @@ def reason(path: str, holds: Callable[[str], bool], *, link: bool = False) -> st
     for folder, (program, names) in _METADATA.items():
         if parts[-1] == folder or (folder in parts and (link or parts[-1] in names)):
             return f"{program} runs what it names"
-    return GIT if _acts_in_git(given, parts, holds, link) else ""
+    return GIT if _acts_in_git(given, parts, holds, keeps, link) else ""
 
 
 _INVISIBLE = re.compile(
@@ -141,30 +159,47 @@ def _short_name(name: str) -> tuple[str, str]:
 _SHORT_NAMES = {_short_name(name): name for name in (".git", "mise.toml", "lefthook.yml", *_NAMES, *_METADATA)}
 
 
-def _acts_in_git(given: list[str], parts: list[str], holds: Callable[[str], bool], link: bool) -> bool:
+def _acts_in_git(
+    given: list[str], parts: list[str], holds: Callable[[str], bool], keeps: Callable[[str], bool], link: bool
+) -> bool:
     if parts[-1] == ".git":
         return True  # a file or link in place of the folder leads git elsewhere
-    if ".git" in parts:
-        inside = parts[parts.index(".git") + 1 :]
+    for inside in (parts[at + 1 :] for at, part in enumerate(parts) if part == ".git"):
         # git writes through links: one in place of a log would have it write to any file of the user's
-        return link or (inside[0] not in _GIT_DATA and any(part in _GIT_NAMES for part in inside))
-    above = ["/".join(given[:at]) for at, part in enumerate(parts) if part in _GIT_NAMES]
-    return any(_is_bare_repository(f"{folder}/" if folder else "", holds) for folder in above)
+        if link or (inside[0] not in _GIT_DATA and any(part in _GIT_NAMES for part in inside)):
+            return True
+    if ".git" in parts:
+        return False
+    # A bare repository is any folder with HEAD, `objects` and such a file. Its parts may come one by one.
+    above = ["/".join([*given[:at], ""]) for at, part in enumerate(parts) if part in _GIT_NAMES]
+    if any(holds(f"{folder}HEAD") for folder in above):
+        return True
+    beside = "/".join([*given[:-1], ""])
+    return parts[-1] == "head" and any(keeps(f"{beside}{name}") for name in _GIT_NAMES)
 
 
-def _is_bare_repository(prefix: str, holds: Callable[[str], bool]) -> bool:
-    return holds(f"{prefix}HEAD") and (holds(f"{prefix}objects") or holds(f"{prefix}commondir"))
-
-
-def without_active_files(view: View) -> tuple[View, tuple[Withheld, ...]]:
+def without_active_files(
+    view: View, there: Callable[[str], bool] = lambda _: False, named: Iterable[str] = ()
+) -> tuple[View, tuple[Withheld, ...]]:
     """The view without what would act on entry, and what that is. Costs what differs from the view's base.
 
     The base is the user's own folder as it was imported: what it holds stays, and takes the place of what a world
-    changed. Files that got set-uid or set-gid bits in a world lose them.
+    changed. Files that got set-uid or set-gid bits in a world lose them. there: whether the folder that the view is
+    written to has a path already. named: what the user's own settings of git have it run.
     """
     changes: dict[str, LocatedEntry | None] = {}
     withheld: list[Withheld] = []
+    run = [spelled(path) for path in named]
     changed = functools.cache(lambda: {spelled(path) for path, found in view.delta.items() if found is not None})
+
+    @functools.cache
+    def keeps(path: str) -> bool:
+        return path in view.base.entries or there(path)
+
+    @functools.cache
+    def holds(path: str) -> bool:
+        return path in view or spelled(path) in changed() or there(path)
+
     for path in sorted(view.delta):
         found = view.delta[path]
         if found is None or found.entry.kind is EntryKind.DIR:
@@ -173,15 +208,21 @@ def without_active_files(view: View) -> tuple[View, tuple[Withheld, ...]]:
         if own is not None and _same(own, found.entry):
             continue
         link = found.entry.kind is EntryKind.SYMLINK
-        if why := reason(path, lambda other: other in view or spelled(other) in changed(), link=link):
+        why = GIT if any(_is_run(spelled(path), one, link) for one in run) else ""
+        if why := why or reason(path, holds, link=link, keeps=keeps):
             withheld.append(Withheld(path, why))
-            keeps = own is not None and own.kind is not EntryKind.DIR
-            changes[path] = LocatedEntry(own, view.base.layer_of(path)) if own is not None and keeps else None
+            stays = own is not None and own.kind is not EntryKind.DIR
+            changes[path] = LocatedEntry(own, view.base.layer_of(path)) if own is not None and stays else None
         elif found.entry.kind is EntryKind.FILE and found.entry.mode & (stat.S_ISUID | stat.S_ISGID):
             withheld.append(Withheld(path, SET_ID))
             mode = found.entry.mode & ~(stat.S_ISUID | stat.S_ISGID)
             changes[path] = LocatedEntry(replace(found.entry, mode=mode), found.layer)
     return (view.changed(changes, view.root, {}) if changes else view), tuple(withheld)
+
+
+def _is_run(path: str, run: str, link: bool) -> bool:
+    """Whether a file of this path is run, or a link there leads to what is run instead."""
+    return path == run or path.startswith(f"{run}/") or (link and run.startswith(f"{path}/"))
 
 
 def _same(one: Entry, other: Entry) -> bool:

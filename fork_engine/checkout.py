@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from ramify.fork_engine import crash_points
@@ -129,6 +130,7 @@ class _Writing:
     place: Place
     # path → whether the folder is new; modes and times are set at the end
     folders: dict[str, bool] = field(default_factory=dict)
+    there: set[str] = field(default_factory=set)  # folders that are known to exist
     written: int = 0
 
 
@@ -164,7 +166,8 @@ def _remove(path: str, tree: OpenatWalker) -> None:
 
 
 def _write(path: str, entry: Entry, writing: _Writing) -> None:
-    for folder in reversed(list(parent_folders(path))):
+    above = takewhile(lambda folder: folder not in writing.there, parent_folders(path))
+    for folder in reversed(list(above)):
         _ensure_folder(folder, writing)
     if entry.kind is EntryKind.DIR:
         _ensure_folder(path, writing)
@@ -188,8 +191,9 @@ def _write(path: str, entry: Entry, writing: _Writing) -> None:
 
 
 def _ensure_folder(path: str, writing: _Writing) -> None:
-    if path in writing.folders:
+    if path in writing.there:
         return
+    writing.there.add(path)
     parent, name = writing.tree.parent(path)
     if not _is_folder(name, parent):
         remove_any(name, parent)

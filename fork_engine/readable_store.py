@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ramify.fork_engine import checkout as checkouts
@@ -13,6 +15,7 @@ from ramify.fork_engine.active_files import SET_ID, without_active_files
 from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.write import Place
 from ramify.fork_engine.fsck.repair import verify_unflushed
+from ramify.fork_engine.git_settings import CONFIG, MOST_BYTES, named_by_repository, named_in
 from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
 from ramify.fork_engine.snapshots import (
     DEFAULT_VOLATILE,
@@ -26,7 +29,17 @@ from ramify.fork_engine.snapshots import (
 )
 from ramify.fork_engine.store_folder import StoreFolder, translate_disk_errors
 from ramify.fork_engine.store_parts import OpenStore
-from ramify.fork_engine.types import Change, ContentKey, Entry, EntryKind, LayerId, Snapshot, SnapshotId, Written
+from ramify.fork_engine.types import (
+    Change,
+    ContentKey,
+    Entry,
+    EntryKind,
+    LayerId,
+    Snapshot,
+    SnapshotId,
+    Withheld,
+    Written,
+)
 from ramify.fork_engine.view import HostOverlayView, View
 
 MAX_LAYERS = 48
@@ -193,7 +206,7 @@ class ReadableStore:
         if dest.exists() and not dest.is_dir():
             raise CheckoutRefused(f"{dest}: not a folder. Name a folder")
         whole = self._view(snapshot.layers)
-        view, withheld = (whole, ()) if active_files else without_active_files(whole)
+        view, withheld = (whole, ()) if active_files else self._without_active_files(whole, dest)
         with self._copies(view) as place:
             try:
                 if only_changes_from is None:
@@ -206,6 +219,14 @@ class ReadableStore:
                 return Written(checkouts.apply_changes(kept, view, dest, place, force=force), withheld)
             except PermissionError as error:
                 raise CheckoutRefused(f"{dest}: {error.strerror}: {error.filename}. Make it writable") from None
+
+    def _without_active_files(self, view: View, dest: Path) -> tuple[View, tuple[Withheld, ...]]:
+        named = named_by_repository(dest)
+        own = view.base.entries.get(CONFIG)
+        if own is not None and own.kind is EntryKind.FILE and own.size <= MOST_BYTES:
+            with LayerReader(self._layers) as reader:
+                named |= named_in(reader.read(View(view.base, manifests=view.manifests), CONFIG), str(dest))
+        return without_active_files(view, partial(_is_there, dest), named)
 
     @contextmanager
     def _copies(self, view: View) -> Iterator[Place]:
@@ -269,6 +290,10 @@ class ReadableStore:
 
 def _absolute(changes: list[Change]) -> list[Change]:
     return [replace(change, path=f"/{change.path}") for change in changes]
+
+
+def _is_there(folder: Path, path: str) -> bool:
+    return os.path.lexists(folder / path)
 
 
 def over_image_of(base: Snapshot, other: Snapshot) -> Snapshot:

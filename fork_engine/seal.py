@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -192,13 +192,18 @@ def layer_from_tree(tree: Path, parent: View, layers: Layers) -> Manifest | None
     changed = {path for path, entry in now.items() if entry != parent.get(path)}
     newest = max((now[path].mtime_ns for path in changed), default=0)
     changed.update(path for path in parent if path not in now)
-    groups = link_groups(now)
-    changed.update([member for path in changed for member in groups.get(path, ())])
+    changed.update(_linked(changed, link_groups(now)))
     if not changed and scan.root == parent.root:
         return None
     manifest = _copied(Manifest(layer_between(parent, now, changed), scan.root), tree, layers)
     wait_past_tick(newest)
     return manifest
+
+
+def _linked(paths: Iterable[str], groups: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Every path of the files that have one of these paths. A file may have ten thousand: look at each group once."""
+    found = {groups[path][0]: groups[path] for path in paths if path in groups}
+    return [member for group in found.values() for member in group]
 
 
 def _copied(manifest: Manifest, source: Path, layers: Layers) -> Manifest:
@@ -256,7 +261,7 @@ def layer_since(read: ReadUpper, before: View) -> ReadUpper | None:
     Returns None if the upper folder alone cannot make such a layer: it is then sealed whole.
     """
     changed = set(differing(before, read.view))
-    changed.update([member for path in changed for member in read.manifest.groups.get(path, ())])
+    changed.update(_linked(changed, read.manifest.groups))
     made = Manifest(layer_between(before, read.view, changed), read.manifest.root)
     if any(
         entry.kind is EntryKind.FILE and path not in read.manifest.entries for path, entry in made.entries.items()

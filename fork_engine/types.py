@@ -190,9 +190,9 @@ class MergeStrategy(StrEnum):
 
 
 Resolver = Callable[[Conflict, bytes | None, bytes | None, bytes | None], bytes | MergeStrategy]
-"""A function that is asked for each conflict: (the conflict, what base, ours and theirs hold: a file's bytes, a
-link's target, a variable's value; None for anything else). It returns the bytes to put there, or a strategy for this
-conflict."""
+"""A function that is asked for each conflict: (the conflict, what base, ours and theirs hold: the bytes of a file of
+at most 64 MiB, a link's target, a variable's value; None for anything else). It returns the bytes to put there, or a
+strategy for this conflict."""
 
 
 @dataclass(frozen=True, slots=True)

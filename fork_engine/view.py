@@ -104,6 +104,9 @@ class View(Mapping[str, Entry]):
         self.delta: Mapping[str, LocatedEntry | None] = delta or {}  # against the base; None: removed
         self.manifests: Mapping[LayerId, Manifest] = manifests or {base.id: base}
         self.root = root or base.root  # the top folder itself, which is not a path of the mapping
+        self._firsts: dict[
+            tuple[LayerId, str], str
+        ] = {}  # of a layer's file with several names: the first that is left
 
     def locate(self, path: str) -> LocatedEntry | None:
         if path in self.delta:
@@ -136,7 +139,11 @@ class View(Mapping[str, Entry]):
         group = manifest.groups.get(path) if manifest is not None else None
         if group is None:
             return found.entry
-        first = next(p for p in group if (at := self.locate(p)) is not None and at.layer == found.layer)
+        key = (found.layer, group[0])
+        if key not in self._firsts:  # a file may have ten thousands of names
+            left = (p for p in group if (at := self.locate(p)) is not None and at.layer == found.layer)
+            self._firsts[key] = next(left)
+        first = self._firsts[key]
         link = "" if first == path else first
         return found.entry if found.entry.link == link else replace(found.entry, link=link)
 
@@ -213,13 +220,25 @@ class HostOverlayView(View):
     def stacked(self, layer: Manifest) -> HostOverlayView:
         changes: dict[str, LocatedEntry | None] = {}
 
+        inside: dict[str, bool] = {"": False}  # whether a folder, or one above it, hides what the host has
+
         def now(path: str) -> Entry | None:
             found = changes[path] if path in changes else self.delta.get(path)
             return None if found is None else found.entry
 
+        def is_closed(path: str) -> bool:
+            new = []
+            for folder in parent_folders(path):
+                if folder in inside:
+                    break
+                new.append(folder)
+            for folder in reversed(new):
+                inside[folder] = inside[split_path(folder)[0]] or _hides(now(folder))
+            return inside[split_path(path)[0]]
+
         for path in layer.paths:
             entry, before = layer.entries[path], now(path)
-            closed = any(_hides(now(folder)) for folder in parent_folders(path))
+            closed = is_closed(path)
             if entry.kind is EntryKind.DIR and not entry.opaque:
                 hides = before is not None and (before.opaque or before.kind is not EntryKind.DIR)
             else:
@@ -326,12 +345,16 @@ def layer_between(before: View, after: Mapping[str, Entry], changed: Iterable[st
         else:
             continue  # removed together with its folder
         for folder in parent_folders(path):
-            layer.setdefault(folder, after[folder])
-    for folder in [path for path, entry in layer.items() if entry.opaque and before.is_folder(path)]:
+            if folder in layer:  # with those above it
+                break
+            layer[folder] = after[folder]
+    opaque = [path for path, entry in layer.items() if entry.opaque and before.is_folder(path)]
+    paths = sorted(after) if opaque else []
+    for folder in opaque:
         if before[folder].opaque:
             layer[folder] = replace(layer[folder], opaque=False)
         else:
-            layer.update((path, after[path]) for path in after if path.startswith(folder + "/"))
+            layer.update((path, after[path]) for path in _slice(paths, folder))
     groups: dict[str, list[str]] = {}
     for path, entry in layer.items():
         if entry.link:

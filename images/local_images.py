@@ -12,7 +12,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import io
+import lzma
+import re
 import shutil
+import stat
 import tarfile
 import tempfile
 import zlib
@@ -49,9 +53,12 @@ async def opened_layout(
 
     def locate(path: str) -> BlobFile:
         try:
-            return BlobFile(folder / path, 0, (folder / path).stat().st_size)
+            found = (folder / path).stat()
         except OSError as error:
             raise ImageNotFound(f"{folder / path}: {error.strerror}. Name a complete OCI layout") from None
+        if not stat.S_ISREG(found.st_mode):  # to open a FIFO would block
+            raise DamagedImage(f"{folder / path}: not a regular file. Name a complete OCI layout")
+        return BlobFile(folder / path, 0, found.st_size)
 
     yield await asyncio.to_thread(image_of, locate, reference, platform, limits)
 
@@ -112,7 +119,10 @@ def _blob(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
 
 
-_MOST_MEMBERS = 100_000
+_MOST_MEMBERS, _MOST_TEXT = 100_000, 16 << 20  # of an archive, and characters of their names
+_MOST_READ = 1 << 30  # bytes that are decompressed to see what a file is
+_SURE = re.compile(r"blobs/sha256/[0-9a-f]{64}|[0-9a-f]{64}(?:\.(?:tar|json)|/(?:VERSION|json|layer\.tar))")
+"""Members that only an image's archive has: it may name its image last, after gigabytes of layers."""
 _MOST_LINKS = 8  # one after the other
 _GZIP = b"\x1f\x8b"
 
@@ -146,13 +156,16 @@ def is_archive(path: Path) -> bool:
     """Whether a file is an image's archive, and not the tar of a root file system. Reads its beginning."""
     try:
         with tarfile.open(path, tarinfo=BoundedHeaders) as tar:
+            packed = not isinstance(tar.fileobj, io.BufferedReader)
             for count, member in enumerate(members_of(tar)):
                 name = _normal(member.name)
-                if name in ("manifest.json", "index.json", "oci-layout", "repositories"):
+                if name in ("manifest.json", "index.json", "oci-layout", "repositories") or _SURE.fullmatch(name):
                     return True
+                if packed and member.offset_data + member.size > _MOST_READ:
+                    return False
                 if count > 2000 or not (name.startswith("blobs") or len(PurePosixPath(name).parts) <= 2):
                     return False
-    except (*UNREADABLE, ImageError, OSError, zlib.error):
+    except (*UNREADABLE, ImageError, OSError, zlib.error, lzma.LZMAError):
         return False
     return False
 
@@ -166,9 +179,14 @@ class _Archive:
         self._links: dict[str, str] = {}
         try:
             with tarfile.open(path, "r:", tarinfo=BoundedHeaders) as tar:
+                text = 0
                 for count, member in enumerate(members_of(tar)):
-                    if count > _MOST_MEMBERS:
-                        raise TooLarge(f"{path}: more than {_MOST_MEMBERS} members, which no image's archive has")
+                    text += len(member.name) + len(member.linkname)
+                    if count > _MOST_MEMBERS or text > _MOST_TEXT:
+                        raise TooLarge(
+                            f"{path}: more than {_MOST_MEMBERS} members, or names of more than {_MOST_TEXT} "
+                            "characters, which no image's archive has"
+                        )
                     name = _normal(member.name)
                     if member.issym():
                         self._links[name] = _normal(str(PurePosixPath(name).parent / member.linkname))
@@ -200,7 +218,7 @@ def _normal(name: str) -> str:
     parts: list[str] = []
     for part in name.split("/"):
         if part == "..":
-            parts = parts[:-1]
+            del parts[-1:]
         elif part not in ("", "."):
             parts.append(part)
     return "/".join(parts)
@@ -254,7 +272,8 @@ def _entry(archive: _Archive, reference: ImageReference) -> dict[str, object]:
     raw = documents.parse(b'{"images":' + read_document(archive.locate("manifest.json")) + b"}", what)["images"]
     if not isinstance(raw, list) or not all(isinstance(one, dict) for one in raw) or not raw:
         raise DamagedImage(f"{what}: its manifest.json names no image. Save it again")
-    names = [[str(tag) for tag in one.get("RepoTags") or ()] for one in raw]
+    listed = [one.get("RepoTags") for one in raw]
+    names = [list(map(str, tags)) if isinstance(tags, list) else [] for tags in listed]
     if reference.tag:
         for one, tags in zip(raw, names, strict=True):
             if any(tag == reference.tag or tag.endswith((f"/{reference.tag}", f":{reference.tag}")) for tag in tags):

@@ -14,6 +14,7 @@ import ipaddress
 import json
 import os
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -195,7 +196,7 @@ class RegistryClient:
                 f"{self.what}: the registry redirects to {to.scheme}://{to.host}, which is not over TLS. Ask its "
                 "operator"
             )
-        if on_this_machine(to.netloc.decode()) and not on_this_machine(url.netloc.decode()):
+        if leads_to_this_machine(to.host) and not on_this_machine(url.netloc.decode()):
             raise RegistryError(f"{self.what}: the registry redirects into this machine, to {to.host}. It is hostile")
         return to
 
@@ -293,6 +294,22 @@ def on_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def leads_to_this_machine(host: str) -> bool:
+    """Whether a host is this machine, or its cloud's metadata service, in any spelling that a resolver takes."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv4Address(socket.inet_aton(name))
+    except OSError:  # not 127.0.0.1, 127.1, 2130706433 or 0x7f.1
+        try:
+            six = ipaddress.IPv6Address(name.strip("[]").partition("%")[0])
+        except ValueError:
+            return False
+        address = six.ipv4_mapped or six
+    return address.is_loopback or address.is_unspecified or address.is_link_local
 
 
 def _address(text: str, base: httpx.URL | None = None) -> httpx.URL:

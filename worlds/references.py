@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -64,7 +65,7 @@ class References:
         """Raises `BadName`, `WorldNotFound`, and `WorldError` if the file is damaged."""
         path = self._path(kind, name)
         try:
-            text = path.read_text()
+            text = path.read_bytes()
         except FileNotFoundError:
             what, option = ("world", "") if kind is Kind.WORLD else ("tag", " --tags")
             raise WorldNotFound(
@@ -152,11 +153,31 @@ class References:
         return self._folder / kind / f"{name}.json"
 
 
-def _parsed(text: str, path: Path) -> Reference:
+def _parsed(text: bytes, path: Path) -> Reference:
     try:
         said: dict[str, Any] = json.loads(text)
         known = {name: said[name] for name in Reference.__slots__ if name in said}
         known |= {name: tuple(one) for name, one in known.items() if isinstance(one, list)}
-        return Reference(**known)
-    except (ValueError, TypeError) as error:
+        return _checked(Reference(**known))
+    except (ValueError, TypeError, RecursionError) as error:
         raise WorldError(f"{path} is damaged: {error}. Delete it, or restore it from a backup") from error
+
+
+def _checked(one: Reference) -> Reference:
+    """The reference, if its fields have their types: the home may come from somebody else. Raises `TypeError`."""
+    texts = (one.name, one.snapshot, one.backend, one.mount_at, one.image, one.workdir, one.user, one.source)
+    pairs = (one.env, one.command_env)
+    listed = (() if one.egress is None else one.egress, one.credentials)
+    kinds: list[tuple[type, Iterable[object]]] = [
+        (str, texts),
+        (bool, (one.network, one.dumpable)),
+        (tuple, listed),
+        (dict, pairs),
+        (str, (part for each in listed for part in each)),
+        (str, (part for pair in pairs for item in pair.items() for part in item)),
+    ]
+    if not all(isinstance(value, kind) for kind, values in kinds for value in values):
+        raise TypeError("a field has another type")
+    if not (math.isfinite(one.created_at) and math.isfinite(one.updated_at)):
+        raise TypeError("a time is not finite")
+    return one

@@ -83,10 +83,10 @@ def say_text(text: str, *, err: bool = False) -> None:
     """Print lines, and nothing that a terminal would obey but colours.
 
     All output of commands goes through this module, so that no name or content of a file reaches a terminal as a
-    command to it. Only what a program of a world prints does, in `ramify world exec` and `shell`.
+    command to it, also not through a pipe (`ramify show | head`). Only what a program of a world prints does, in
+    `ramify world exec` and `shell`.
     """
-    terminal = (sys.stderr if err else sys.stdout).isatty()
-    click.echo(escaped(text, colours=True) if terminal else text, err=err)
+    click.echo(escaped(text, colours=True), err=err)
 
 
 def say_bytes(data: bytes) -> None:
@@ -97,6 +97,11 @@ def say_bytes(data: bytes) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def say_value(text: str) -> None:
+    """Print a value that programs read: in a pipe or a file as it is, on a terminal as `say_text` does."""
+    say_bytes(f"{text}\n".encode(sys.stdout.encoding, "backslashreplace"))
 
 
 def say_paths(paths: Iterable[str], *, nul: bool) -> None:

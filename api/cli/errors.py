@@ -18,7 +18,7 @@ import click
 
 from ramify import paths
 from ramify.cli.console import LocationOptions
-from ramify.inspect.text import LONGER, SHOWN, byte_count, harmless
+from ramify.inspect.text import LONGER, SHOWN, byte_count, escaped
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -86,6 +86,9 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
         what = f"a value in the database is not JSON ({error}), so another program has changed that row"
         _say(f"{what}: restore the database from a copy")
         return FAILED
+    if isinstance(error, RecursionError):
+        _say("a value in the database is nested too deep to be shown: RAMIFY_TRACEBACK=1 shows where")
+        return FAILED
     if not is_ours(error):
         raise error
     doubt = error if hasattr(error, "doubtful_run") else error.__cause__
@@ -116,7 +119,7 @@ def _mend(error: OSError, typed: LocationOptions | None) -> str:
 
 def _say(message: str, typed: LocationOptions | None = None) -> None:
     said = _bounded(message) if typed is None else typed.complete(_bounded(message))
-    click.echo(harmless(f"ramify: {said.strip()}", sys.stderr), err=True)
+    click.echo(escaped(f"ramify: {said.strip()}"), err=True)
 
 
 def _bounded(message: str) -> str:
@@ -136,11 +139,11 @@ def _show_users_frames(error: Exception) -> None:
     frames = list(_users_frames(cause.__traceback__))
     if frames:
         click.echo("Traceback (most recent call last):", err=True)
-        click.echo(harmless("".join(traceback.format_list(frames)).rstrip("\n"), sys.stderr), err=True)
+        click.echo(escaped("".join(traceback.format_list(frames)).rstrip("\n")), err=True)
         first = "".join(traceback.format_exception_only(cause)).splitlines()[0]
-        click.echo(harmless(_bounded(first), sys.stderr), err=True)
+        click.echo(escaped(_bounded(first)), err=True)
     elif isinstance(cause, SyntaxError):
-        click.echo(harmless("".join(traceback.format_exception_only(cause)).rstrip("\n"), sys.stderr), err=True)
+        click.echo(escaped("".join(traceback.format_exception_only(cause)).rstrip("\n")), err=True)
 
 
 def _users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

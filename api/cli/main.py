@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import click
@@ -14,7 +16,7 @@ from ramify import __version__, paths
 from ramify.cli.console import CommandHome, LocationOptions
 from ramify.cli.errors import INTERRUPTED, report
 from ramify.cli.registry import Commands
-from ramify.inspect.text import harmless
+from ramify.inspect.text import escaped
 
 EPILOG = """\b
 States are named as in git. @ is the newest run. RUN is the id of a run, or
@@ -67,6 +69,7 @@ def cli(context: click.Context, home: Path | None, database: str | None) -> None
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
+    sys.excepthook = _print_uncaught
     sys.exit(run_command_line(arguments))
 
 
@@ -83,7 +86,7 @@ def run_command_line(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         said = io.StringIO()
         error.show(said)
-        click.echo(harmless(typed.complete(said.getvalue()), sys.stderr), err=True, nl=False)
+        click.echo(escaped(typed.complete(said.getvalue())), err=True, nl=False)
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
@@ -97,6 +100,11 @@ def run_command_line(arguments: list[str] | None = None) -> int:
         except OSError:
             _drop_output()
         return status
+
+
+def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback, whose message may hold what an agent wrote."""
+    click.echo(escaped("".join(traceback.format_exception(kind, error, trace))), err=True, nl=False)
 
 
 def _drop_output() -> None:

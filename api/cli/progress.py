@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ramify.cli.branch_tree import CANCELLED, FAILED, MERGED, REUSED, BranchTree, TreeLine, name_of
 from ramify.compiler.plan import OpKind
-from ramify.inspect.text import count, printable, seconds
+from ramify.inspect.text import count, escaped, printable, seconds
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 
@@ -157,7 +157,7 @@ class PlainProgress(Progress):
             self._say(f"[{ROOT}] {count(view.replayed, 'result')} taken from the journal")
 
     def _say(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
+        self._stream.write(f"{escaped(line)}\n")
         self._stream.flush()
 
 
@@ -265,7 +265,7 @@ class LiveProgress(Progress):
             drawn = Text(no_wrap=True, overflow="ellipsis")
             room = max(_LEAST_LINES, (self._console.height - 2) // max(1, len(self._views)) - 2)
             for view in self._views.values():
-                drawn.append(f"{view.run.name} {view.run.id}\n", style="bold")
+                drawn.append(f"{escaped(view.run.name)} {view.run.id}\n", style="bold")
                 for line in _bounded(view.tree.lines(fold=True), room):
                     drawn.append_text(_styled(line)).append("\n")
                 drawn.append(view.counters(self._clock()) + "\n", style="bold")
@@ -280,13 +280,13 @@ def _bounded(lines: list[TreeLine], room: int) -> list[TreeLine]:
 
 
 def _styled(line: TreeLine) -> Text:
-    return _text(line.prefix, "dim").append(line.text, style=line.look.value)
+    return _text(line.prefix, "dim").append(escaped(line.text), style=line.look.value)
 
 
 def _text(text: str, look: str) -> Text:
     from rich.text import Text
 
-    return Text().append(text, style=look)  # a style of the whole text would also apply to what is appended
+    return Text().append(escaped(text), style=look)  # a style of the whole text would also apply to what is appended
 
 
 def _same_file(stream: TextIO, descriptor: int) -> bool:

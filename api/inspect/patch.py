@@ -14,6 +14,7 @@ from ramify.inspect.text import quoted_path
 LARGEST = 1_000_000  # bytes per side; larger files are neither read nor shown
 CONTEXT = 3  # equal lines around a change
 _BARS = 40  # columns of the bars
+_WIDEST = 200  # name that the others are padded for
 _GIT_TYPE = {EntryKind.FILE: "100", EntryKind.SYMLINK: "120"}
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 
@@ -141,7 +142,7 @@ def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Ent
 def stat_lines(patches: list[FilePatch]) -> Iterator[bytes]:
     """As `git diff --stat`: a line per file, then the sum."""
     names = [_quoted(patch.path) for patch in patches]
-    longest = max(map(len, names), default=0)
+    longest = max((len(name) for name in names if len(name) <= _WIDEST), default=0)
     most = max(((patch.added or 0) + (patch.removed or 0) for patch in patches), default=0)
     scale = min(1.0, _BARS / most) if most else 1.0
     for patch, quoted in zip(patches, names, strict=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TextIO
 
 _COLOUR = r"\x1b\[[0-9;]*m"
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -25,7 +25,7 @@ _WIDEST = 48  # of what a column is padded for
 
 def seconds(value: float | None) -> str:
     """0.004 s, 1.53 s, 42.1 s, 3m20s, 2h05m; "-" for None."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "-"
     if value < 0:
         return f"-{seconds(-value)}"
@@ -44,6 +44,8 @@ def seconds(value: float | None) -> str:
 
 def age(value: float) -> str:
     """How long ago, in the largest unit."""
+    if not math.isfinite(value):
+        return "-"
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if value >= size:
             return count(int(value // size), unit) + " ago"
@@ -51,7 +53,10 @@ def age(value: float) -> str:
 
 
 def instant(value: float) -> str:
-    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):  # of a damaged row
+        return f"{value} s"
 
 
 def count(number: int, thing: str) -> str:
@@ -119,11 +124,6 @@ def escaped(text: str, *, colours: bool = False) -> str:
         return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
     return (_UNSAFE_BUT_COLOURS if colours else _UNSAFE).sub(written, text)
-
-
-def harmless(text: str, stream: TextIO) -> str:
-    """Text of a model or a user, of any number of lines: `escaped` for a terminal, as it is otherwise."""
-    return escaped(text) if stream.isatty() else text
 
 
 def quoted_path(path: str) -> str:

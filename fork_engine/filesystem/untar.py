@@ -42,6 +42,7 @@ _CHUNK = 1 << 20
 _KEPT_XATTRS = "SCHILY.xattr.user."  # the spelling of user attributes in pax headers
 _OVERLAY_XATTRS = "SCHILY.xattr.user.overlay."  # overlayfs would act on them
 _MEMBER_BYTES = 4096  # what a member takes on the disk beside its bytes
+_MOST_TEXT = 128 << 20  # characters of all names and attributes, which are in memory until the import ends
 _RESERVE = 0.05  # of the free space, which an import leaves
 _WHITEOUT, _OPAQUE, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 MAX_HEADER = 1 << 20
@@ -54,14 +55,15 @@ _HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-UNREADABLE = (tarfile.TarError, EOFError, UnicodeError, OverflowError, RecursionError)
-"""What `tarfile` raises for damaged tars, and for one with very many headers before a member."""
+UNREADABLE = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)
+"""What `tarfile` raises for damaged tars, for numbers that are none, and for very many headers before a member."""
 
 
 class BoundedHeaders(tarfile.TarInfo):
     """A member whose headers cannot fill the memory. Reading it raises `ImageError` for larger ones."""
 
     def _proc_member(self, opened: tarfile.TarFile) -> tarfile.TarInfo:
+        _check_size(self)
         if self.type in _HEADERS and self.size > MAX_HEADER:
             raise _too_large(f"{self.size} bytes")
         file = opened.fileobj
@@ -70,10 +72,17 @@ class BoundedHeaders(tarfile.TarInfo):
             member = cast("tarfile.TarInfo", super()._proc_member(opened))  # type: ignore[misc]
         finally:
             opened.fileobj = file
+        _check_size(member)  # an extended header may give another one
         shared = opened.pax_headers
         if len(shared) > _MAX_GLOBAL or sum(map(len, shared.values())) > MAX_HEADER:
             raise _too_large("all global headers together")
         return member
+
+
+def _check_size(member: tarfile.TarInfo) -> None:
+    """Python before 3.14 takes a negative size for a number of bytes, and `read` takes it for all that follows."""
+    if member.size < 0:
+        raise ImageError(f"a member of {member.size} bytes: the tar is damaged or hostile")
 
 
 class _Counted:
@@ -112,6 +121,7 @@ class _Unpacking:
     folders: dict[str, tuple[int, int]] = field(default_factory=dict)  # path → mode and time, set at the end
     children: dict[str, set[str]] = field(default_factory=dict)  # folder → the folders in it
     count: int = 0
+    text: int = 0  # characters of the names and attributes so far
     layer: bool = False  # of an image: names with ".wh." are whiteouts
     implied: set[str] = field(default_factory=set)  # folders that no member declares
     whiteouts: set[str] = field(default_factory=set)
@@ -170,6 +180,8 @@ def _explained(tar: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # of a decompressor
+            raise ImageError(f"{tar}: it does not decompress ({error}). Create it again") from None
         if error.errno not in _NO_SUCH_MEMBER:
             raise
         raise ImageError(f"{tar}: a member that no file system can hold ({error}). Create the tar again") from None
@@ -234,6 +246,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
     if unpacking.count > MAX_MEMBERS:
         raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members, which no root file system has")
     _take_room(_MEMBER_BYTES, member, unpacking)
+    _take_text(path, member, unpacking)
     if unpacking.layer and _note_whiteout(path, member, unpacking):
         return
     if member.ischr() or member.isblk():
@@ -351,6 +364,13 @@ def _take_room(size: int, member: tarfile.TarInfo, unpacking: _Unpacking) -> Non
             f"{unpacking.tar}: the disk has no room for its member {member.name!r}, which is to have {member.size} "
             "bytes. Free some space, or delete snapshots"
         )
+
+
+def _take_text(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
+    attributes = sum(len(value) for key, value in member.pax_headers.items() if key.startswith(_KEPT_XATTRS))
+    unpacking.text += len(path) + len(member.linkname) + attributes
+    if unpacking.text > _MOST_TEXT:
+        raise ImageError(f"{unpacking.tar}: its names have more than {_MOST_TEXT} characters: it is hostile")
 
 
 def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> Iterator[tuple[int, bytes]]:

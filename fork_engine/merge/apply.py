@@ -106,7 +106,7 @@ def _write_layer(ours: View, result: View, merged: Merged, reader: LayerReader, 
         located = result.locate(path)
         assert located is not None
         if path in merged.texts:
-            place_bytes(merged.texts[path], entry, parent, name)
+            place_bytes(merged.text(path), entry, parent, name)
         elif located.layer == NO_LAYER:
             source = merged.copies[path]
             place_copy(reader.descent(source.layer), path, entry, parent, name, verify=False)

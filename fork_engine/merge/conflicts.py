@@ -9,7 +9,8 @@ from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Conflict, MergeStrategy, Resolver
 
 Sides = tuple[bytes | None, bytes | None, bytes | None]
-"""What base, ours and theirs hold: a file's bytes, a link's target, a variable's value; None for anything else."""
+"""What base, ours and theirs hold: the bytes of a file of at most 64 MiB, a link's target, a variable's value; None
+for anything else."""
 
 
 @dataclass(slots=True)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from typing import TypeVar
 
 from merge3 import Merge3
 
 from ramify.fork_engine.filesystem.file_content import digest_file
-from ramify.fork_engine.filesystem.openat import parent_folders
+from ramify.fork_engine.filesystem.openat import parent_folders, split_path
 from ramify.fork_engine.line_matching import LineMatcher
 from ramify.fork_engine.merge.conflicts import ConflictHandler
 from ramify.fork_engine.snapshots import VolatileGlobs
@@ -25,6 +27,9 @@ from ramify.fork_engine.view import LocatedEntry, View, differing
 
 MOST_BYTES = 4 << 20
 """Size limit of each side in bytes. Nobody wrote a larger file by hand, and it is not read at all."""
+
+MOST_HELD, MOST_SHOWN = 64 << 20, 64 << 20
+"""Bytes of merged texts that are in memory until they are written, and of a file that a resolver function gets."""
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes, *, union: bool = False) -> bytes | None:
@@ -66,12 +71,25 @@ NO_LAYER = LayerId("")  # the layer of a composed file: it is in none yet
 
 @dataclass(slots=True)
 class Merged:
-    """The changes to make on `ours`. Composed files take their bytes from `texts` or from the place in `copies`."""
+    """The changes to make on `ours`. Composed files take their bytes from `texts` or from the place in `copies`.
+
+    Texts beyond `MOST_HELD` bytes in all are not kept but merged once more when they are written.
+    """
 
     changes: dict[str, LocatedEntry | None] = field(default_factory=dict)
-    texts: dict[str, bytes] = field(default_factory=dict)
+    texts: dict[str, bytes | Callable[[], bytes]] = field(default_factory=dict)
     copies: dict[str, LocatedEntry] = field(default_factory=dict)
     root: Entry = field(default_factory=lambda: Entry(EntryKind.DIR))
+    held: int = 0  # bytes of all texts
+
+    def hold(self, path: str, text: bytes, again: Callable[[], bytes] | None) -> None:
+        """`again`: how to get the text once more; None if there is no way."""
+        self.held += len(text)
+        self.texts[path] = text if again is None or self.held <= MOST_HELD else again
+
+    def text(self, path: str) -> bytes:
+        held = self.texts[path]
+        return held if isinstance(held, bytes) else held()
 
     def drop(self, path: str) -> None:
         """Leave the path as it is in ours."""
@@ -107,7 +125,7 @@ class Sides:
 
     def bytes_of(self, view: View, path: str) -> bytes | None:
         entry = view.get(path)
-        if entry is None or entry.kind not in (EntryKind.FILE, EntryKind.SYMLINK):
+        if entry is None or entry.kind not in (EntryKind.FILE, EntryKind.SYMLINK) or entry.size > MOST_SHOWN:
             return None
         return (
             self.read(view, path) if entry.kind is EntryKind.FILE else entry.target.encode("utf-8", "surrogateescape")
@@ -159,11 +177,12 @@ def _merge_path(path: str, sides: Sides, merged: Merged) -> None:
 def _resolve(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None:
     """Resolve a conflict at one path. For OURS nothing needs to be done."""
     merged.drop(path)
-    answer = sides.answer(path, conflict)
+    answer, again = sides.answer(path, conflict), None
     if answer is MergeStrategy.UNION:
         answer = _union(path, conflict, sides, merged)
+        again = partial(_merged_again, path, sides.base.get(path), sides, union=True)
     if isinstance(answer, bytes):
-        _compose(path, answer, sides, merged)
+        _compose(path, answer, sides, merged, again)
     elif answer is MergeStrategy.THEIRS:
         merged.changes[path] = sides.theirs.locate(path)
 
@@ -192,7 +211,7 @@ def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes
     return sides.handler.leave_unresolved(conflict)
 
 
-def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
+def _compose(path: str, data: bytes, sides: Sides, merged: Merged, again: Callable[[], bytes] | None = None) -> None:
     """Put a file with these bytes at the path. Its other fields are those of ours, or of theirs if ours has no file
     there."""
     files = [
@@ -202,7 +221,7 @@ def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
     newest = max((entry.mtime_ns for entry in files), default=0)
     entry = replace(like, size=len(data), digest=digest_file(data), mtime_ns=newest, link="")
     merged.changes[path] = LocatedEntry(entry, NO_LAYER)
-    merged.texts[path] = data
+    merged.hold(path, data, again)
 
 
 def _merge_root(sides: Sides, merged: Merged) -> None:
@@ -240,7 +259,7 @@ def _merge_both(
         text = _merge_lines(path, alike, sides) if alike and ours.kind is EntryKind.FILE else None
         if text is None:
             return sides.conflict(path, ConflictKind.BOTH_CHANGED, "contents")
-        merged.texts[path] = text
+        merged.hold(path, text, partial(_merged_again, path, alike, sides))
         entry = replace(ours, size=len(text), digest=digest_file(text), mtime_ns=_time(base, ours, theirs))
     else:
         side = sides.ours if digest == ours.digest else sides.theirs
@@ -277,13 +296,24 @@ def _merge_lines(path: str, base: Entry | None, sides: Sides, *, union: bool = F
     return merge_lines(before, sides.read(sides.ours, path), sides.read(sides.theirs, path), union=union)
 
 
+def _merged_again(path: str, base: Entry | None, sides: Sides, *, union: bool = False) -> bytes:
+    text = _merge_lines(path, base, sides, union=union)
+    assert text is not None  # as it was before: layers do not change
+    return text
+
+
 def _keep_links(sides: Sides, merged: Merged) -> None:
     """If theirs hard-linked a changed file to an unchanged path, take both paths, so that they stay one file."""
+    seen: set[tuple[LayerId, str]] = set()
     for path, located in list(merged.changes.items()):
         manifest = sides.theirs.manifests.get(located.layer) if located is not None else None
-        for member in manifest.groups.get(path, ()) if manifest is not None else ():
+        group = manifest.groups.get(path, ()) if manifest is not None else ()
+        if not group or located is None or (located.layer, group[0]) in seen:
+            continue
+        seen.add((located.layer, group[0]))
+        for member in group:
             there = sides.theirs.locate(member)
-            linked = there is not None and located is not None and there.layer == located.layer
+            linked = there is not None and there.layer == located.layer
             if linked and member not in merged.changes and sides.ours.get(member) == sides.base.get(member):
                 merged.changes[member] = there
 
@@ -303,8 +333,12 @@ def _link_composed(sides: Sides, merged: Merged) -> None:
 
 def _resolve_additions(sides: Sides, merged: Merged) -> None:
     """Handle paths that theirs added to a folder that ours removed or replaced: no one path shows this conflict."""
+    whole: set[str] = set()  # folders that are there, with all above them
     for path in sorted(path for path, located in merged.changes.items() if located is not None):
-        broken = [folder for folder in parent_folders(path) if not _is_folder(folder, sides, merged)]
+        above = list(takewhile(lambda folder: folder not in whole, parent_folders(path)))
+        broken = [folder for folder in above if not _is_folder(folder, sides, merged)]
+        if not broken:
+            whole.update(above)
         if not broken or merged.changes.get(path) is None or _is_whiteout(merged.changes[path]):
             continue
         kind = ConflictKind.CHANGED_REMOVED if _result_at(broken[-1], sides, merged) is None else ConflictKind.TYPE
@@ -324,25 +358,41 @@ def _resolve_additions(sides: Sides, merged: Merged) -> None:
 
 def _resolve_removals(sides: Sides, merged: Merged) -> None:
     """Handle folders that theirs removed or replaced and in which ours has something of its own."""
+    cleared: set[str] = set()  # folders with nothing left in them
     for path in sorted(merged.changes):
         if path not in merged.changes or _is_folder(path, sides, merged) or not sides.ours.is_folder(path):
             continue
+        if split_path(path)[0] in cleared:
+            cleared.add(path)
+            continue
         kind = ConflictKind.CHANGED_REMOVED if _is_removed(merged.changes[path]) else ConflictKind.TYPE
         below = [child for child in sides.ours.below(path) if not _is_removed(_result_at(child, sides, merged))]
-        holding = {folder for child in below for folder in parent_folders(child)}
-        kept: set[str] = set()
+        holding, kept = set[str](), set[str]()
+        for child in below:
+            _add_parents(child, holding)
         for child in sorted(below, reverse=True):  # a kept child keeps its folder
             if child in kept:
                 continue
             if child not in holding and _keeps_child(child, kind, path, sides, merged):
-                kept.update((child, *parent_folders(child)))
+                kept.add(child)
+                _add_parents(child, kept)
             else:
                 merged.changes[child] = None
-        if kept:
+        if not kept:
+            cleared.add(path)
+        else:
             merged.drop(path)
             for folder in kept & merged.changes.keys():
                 if merged.changes[folder] is None:
                     merged.drop(folder)
+
+
+def _add_parents(path: str, folders: set[str]) -> None:
+    """Add the folders above a path to a set that has those above each of its members."""
+    for folder in parent_folders(path):
+        if folder in folders:
+            return
+        folders.add(folder)
 
 
 def _keeps_child(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:

@@ -179,7 +179,7 @@ class Reader:
                 cut = cut_texts(names & rows.values_in(found), self._rows, on_server=self.address.file is None)
             texts = {**self._texts(names - cut.keys()), **cut}
             return [make(row) for row in rows.with_texts(found, texts)]
-        except (ValueError, TypeError, KeyError, zlib.error) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     def _texts(self, names: Collection[Digest]) -> Mapping[Digest, str]:

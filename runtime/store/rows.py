@@ -250,6 +250,8 @@ _STATUSES = {status.value: status for status in OpStatus}
 def op_record(row: Row) -> OpRecord:
     values = dict(row)
     values["attrs"] = json.loads(said) if (said := values.pop("attrs_json")) != "{}" else {}
+    if not isinstance(values["attrs"], dict):
+        raise TypeError("the attributes of an operation are not an object")
     kind, status = row["kind"], row["status"]  # looked up: a call of an enum takes ten times as long
     values["kind"], values["status"] = _KINDS.get(kind) or OpKind(kind), _STATUSES.get(status) or OpStatus(status)
     return OpRecord(**values)

@@ -219,7 +219,7 @@ class StoreQueries:
         """Turn errors in the rows that a query found into `StoreError`."""
         try:
             yield
-        except (ValueError, TypeError, KeyError, zlib.error) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:

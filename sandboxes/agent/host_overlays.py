@@ -99,19 +99,22 @@ class HostOverlays:
         `points`: places below it that more is mounted on. `covered`: folders that will be covered by a mount anyway.
         """
         files: dict[str, set[str]] = {}
+        folders: list[tuple[str, str]] = []
         for path in sorted({name for one in hidden for name in self._mounts.names(one)}):
             if not is_within(path, source) or any(is_within(path, place) for place in covered):
                 continue
             at = target + path[len(source.rstrip("/")) :] if path != source else target
             if os.path.isdir(path) and not os.path.islink(path):
-                if os.path.isdir(at):
-                    cover(path, at, points)
+                folders.append((path, at))
             elif path != source:
                 files.setdefault(os.path.dirname(path), set()).add(os.path.basename(path))
-        for folder, names in files.items():
+        for folder, names in sorted(files.items()):  # those above first: each of these mounts covers all below it
             at = target + folder[len(source.rstrip("/")) :] if folder != source else target
             if os.path.isdir(folder) and os.path.isdir(at):
                 self._without(folder, at, names)
+        for path, at in folders:  # afterwards, for the same reason
+            if os.path.isdir(at):
+                cover(path, at, points)
 
     # One folder
 

@@ -6,124 +6,19 @@ merge, decides about each of them separately. `ShellSnapshot` only holds their a
 
 What bash lists (functions, aliases, traps, options) is kept by name, so that a merge decides about each item
 separately, and a secret removes only the item that holds it.
-
-`SecretForms` recognises secrets in the forms that commands bring them into: quoted, in lines, in parts, in base64.
-Texts are compared as their letters and digits in lower case, so quotes, blanks, newlines and case make no difference.
-What a command computes from a secret in other ways (compressed, encrypted, every letter by itself) is not recognised.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Self, TypeVar
 
+from ramify.sandboxes.agent.secret_forms import forms_in
 from ramify.sandboxes.agent.shell import TRAP, VARIABLE, Report, Variable, parse_variables, words
-
-LEAST_SECRET = 4  # bytes: shorter values would be found everywhere, so such a secret is recognised only by its name
-_MIXED, _ANY, _ENCODED = 8, 12, 16
-"""Lengths of a part by which a longer secret is recognised: of letters and digits, of either alone, of an encoding.
-Shorter parts would be found in texts that have nothing to do with it: "password", "localhost"."""
-
-_OTHER = bytes(code for code in range(128) if not chr(code).isalnum())
-_INDEX = re.compile(rb"\[[0-9]+\]=")
-_ESCAPE = re.compile(rb"\\x([0-9A-Fa-f]{2})|%([0-9A-Fa-f]{2})|\\u00([0-9A-Fa-f]{2})|\\([0-7]{3})|\\[abefnrtv]")
-
-
-def _plain(text: bytes) -> bytes:
-    """Its letters, digits and bytes beyond ASCII, in lower case."""
-    return text.lower().translate(None, _OTHER)
-
-
-@lru_cache(maxsize=16)
-def forms_of(values: tuple[bytes, ...]) -> SecretForms:
-    """The forms of the secrets of a world. A seal asks for them each time."""
-    return SecretForms(values)
-
-
-class SecretForms:
-    """Recognises secrets in texts."""
-
-    def __init__(self, values: Iterable[bytes]) -> None:
-        self._exact: list[bytes] = []
-        self._whole: list[bytes] = []
-        self._parts: dict[int, set[bytes]] = {_MIXED: set(), _ANY: set(), _ENCODED: set()}
-        for value in values:
-            if len(value) < LEAST_SECRET:
-                continue
-            self._exact.append(value)
-            plain = _plain(value)
-            if len(plain) >= LEAST_SECRET:
-                self._whole += [plain, plain[::-1]]
-                self._add_parts(plain)
-                self._add_parts(plain[::-1])
-            for encoded in _encodings(value):
-                if len(encoded) >= _ENCODED:
-                    self._add(_ENCODED, _plain(encoded))
-                elif len(encoded) >= _MIXED:
-                    self._whole.append(_plain(encoded))
-
-    def _add_parts(self, plain: bytes) -> None:
-        self._add(_ANY, plain)
-        self._parts[_MIXED].update(part for part in _windows(plain, _MIXED) if not (part.isdigit() or part.isalpha()))
-
-    def _add(self, size: int, plain: bytes) -> None:
-        self._parts[size].update(_windows(plain, size))
-
-    def __bool__(self) -> bool:
-        return bool(self._exact)
-
-    def are_in(self, text: bytes) -> bool:
-        """Whether a text holds a secret, or a part of one that is long enough to be recognised."""
-        if not self._exact:
-            return False
-        if any(value in text for value in self._exact):
-            return True
-        return any(map(self._are_in_plain, {_plain(form) for form in (text, _decoded(text))}))
-
-    def _are_in_plain(self, plain: bytes) -> bool:
-        if any(value in plain for value in self._whole):
-            return True
-        return any(not known.isdisjoint(_windows(plain, size)) for size, known in self._parts.items() if known)
-
-
-def _windows(text: bytes, size: int) -> Iterable[bytes]:
-    return (text[at : at + size] for at in range(len(text) - size + 1))
-
-
-def _decoded(text: bytes) -> bytes:
-    """Without the indexes of bash's arrays and the escapes of bash, JSON and URLs."""
-
-    def byte(match: re.Match[bytes]) -> bytes:
-        hexadecimal = match[1] or match[2] or match[3]
-        if hexadecimal:
-            return bytes([int(hexadecimal, 16)])
-        return bytes([int(match[4], 8) & 0xFF]) if match[4] else b""
-
-    return _ESCAPE.sub(byte, _INDEX.sub(b"", text))
-
-
-def _encodings(value: bytes) -> Iterable[bytes]:
-    """The secret in hexadecimal, base64 and base32, in all positions within a longer text."""
-    import base64  # the agent, which is forked often, has no use for it
-
-    for form in {value, value.strip()}:
-        yield form.hex().encode()
-        for before in range(3):
-            yield _middle(base64.b64encode(bytes(before) + form), before, len(form), 6)
-        for before in range(5):
-            yield _middle(base64.b32encode(bytes(before) + form), before, len(form), 5)
-
-
-def _middle(encoded: bytes, before: int, size: int, bits: int) -> bytes:
-    """The characters that depend on the `size` bytes after the first `before` ones, and on nothing else."""
-    return encoded[-(-before * 8 // bits) : (before + size) * 8 // bits]
-
 
 T = TypeVar("T")
 FORMAT = 2
@@ -236,10 +131,10 @@ class ShellSnapshot:
         )
 
     def without(self, secrets: Mapping[str, str]) -> ShellSnapshot:
-        """Without anything that is a secret by name or holds a secret in a form that `SecretForms` recognises."""
+        """Without anything that is a secret by name or holds a secret in a form that `secret_forms` recognises."""
         if not secrets:
             return self
-        forms = _forms(secrets)
+        forms = forms_in(secrets)
 
         def is_clean(*texts: str) -> bool:
             return not any(forms.are_in(_bytes(text)) for text in texts)
@@ -289,20 +184,6 @@ def _value(variable: Variable) -> bytes:
 
 def _changed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
     return {name: value for name, value in now.items() if before.get(name) != value}
-
-
-def _forms(secrets: Mapping[str, str]) -> SecretForms:
-    return forms_of(tuple(map(os.fsencode, secrets.values())))
-
-
-def environment_without(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are no secret by name and hold none, in their names or values."""
-    forms = _forms(secrets)
-    return {
-        k: v
-        for k, v in env.items()
-        if k not in secrets and not forms.are_in(os.fsencode(k)) and not forms.are_in(os.fsencode(v))
-    }
 
 
 def _attributes_only(variable: Variable) -> bytes:

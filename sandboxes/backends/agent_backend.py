@@ -36,7 +36,7 @@ def hidden(named: Iterable[Path]) -> tuple[Path, ...]:
     """The files in `named`, the default homes and the files that this process writes: resolved, none within
     another."""
     found = {path.resolve() for path in (*named, *default_homes(), *written())} - {Path("/")}
-    user = _homes_of_user()
+    user = homes_of_user()
     for home in [path for path in found if any(folder.is_relative_to(path) for folder in user)]:
         found.remove(home)  # hide what Ramify keeps in the user's home, not the home itself
         found.update((home / name).resolve() for name in paths.KEPT)
@@ -45,13 +45,13 @@ def hidden(named: Iterable[Path]) -> tuple[Path, ...]:
 
 def default_homes() -> set[Path]:
     """Ramify's home if nobody names one, and the one that the environment names."""
-    homes = {paths.usual(folder) for folder in _homes_of_user()}
+    homes = {paths.usual(folder) for folder in homes_of_user()}
     with suppress(FileNotFoundError):  # nobody names one, and the user has no home folder
         homes.add(paths.home())
     return homes
 
 
-def _homes_of_user() -> set[Path]:
+def homes_of_user() -> set[Path]:
     """The user's home folder, by $HOME and by the system, which may differ."""
     named = paths.of_user()
     homes = set() if named is None else {named.resolve()}

@@ -7,6 +7,7 @@ drives out the record of a connection that was made. It holds no path, header or
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -145,9 +146,18 @@ def _lines(path: Path) -> Iterator[Connection]:
         try:
             said: dict[str, Any] = json.loads(line)
             one = Connection(**{**said, "outcome": Outcome(said["outcome"])})
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
-        yield one
+        if _has_types(one):  # the home may come from somebody else
+            yield one
+
+
+def _has_types(one: Connection) -> bool:
+    numbers = (one.at, one.seconds, one.port, one.sent, one.received)
+    texts = (one.id, one.protocol, one.host, one.why, one.address)
+    return all(isinstance(value, str) for value in texts) and all(
+        isinstance(value, int | float) and math.isfinite(value) for value in numbers
+    )
 
 
 def _short(text: str) -> str:

@@ -36,8 +36,9 @@ from ramify.sandboxes.agent.messages import (
     RunCode,
     Thaw,
 )
+from ramify.sandboxes.agent.secret_forms import environment_without, place_without
 from ramify.sandboxes.agent.shell import Report
-from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot
 from ramify.sandboxes.contract import Limit, Repl, ReplResult, RunResult, check_seconds
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
 from ramify.sandboxes.host.concurrency import finish_before_cancelling, finish_once_begun
@@ -350,7 +351,8 @@ class AgentWorld(WorldProcesses):
             processes = replace(processes, shell=self._first_blob)
         place = os.fsdecode(report.pwd)
         state = ShellState.of(report.environment, place, self._start_env(), tree, str(self._folder), processes)
-        state = replace(state, env=environment_without(state.env, secrets))
+        env, cwd = environment_without(state.env, secrets), place_without(state.cwd, secrets)
+        state = replace(state, env=env, cwd=cwd)
         self._recorded = (inspection, state)
         return state
 

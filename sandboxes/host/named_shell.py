@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ramify.fork_engine.types import Processes
+from ramify.sandboxes.agent.secret_forms import environment_without, place_without
 from ramify.sandboxes.agent.shell import NAME, Report, Shell, too_long_for_exec
-from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without, export_script, quoted, text
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script, quoted, text
 from ramify.sandboxes.contract import Limit, RunResult, check_seconds, is_variable, why_no_argument
 from ramify.sandboxes.errors import SandboxError, WorldDied
 from ramify.sandboxes.host.started_process import LiveProcess
@@ -331,7 +332,10 @@ class NamedShell:
         )
         env = environment_without(state.env, place.secrets)
         self._state = SavedShell(
-            env, state.unset, state.cwd, ShellSnapshot.of(report, place.tree).without(place.secrets)
+            env,
+            state.unset,
+            place_without(state.cwd, place.secrets),
+            ShellSnapshot.of(report, place.tree).without(place.secrets),
         )
 
     async def _end(self) -> None:

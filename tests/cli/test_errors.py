@@ -107,3 +107,10 @@ def test_a_row_that_is_not_json_is_told_without_a_traceback(capsys: Capture) -> 
         json.loads("{half")
     assert report(damaged.value) == 1
     assert capsys.readouterr().err.startswith("ramify: a value in the database is not JSON (Expecting property name")
+
+
+def test_a_value_that_is_nested_too_deep_is_told_without_a_traceback(capsys: Capture) -> None:
+    with pytest.raises(RecursionError) as deep:
+        json.loads("[" * 100_000)
+    assert report(deep.value) == 1
+    assert capsys.readouterr().err.startswith("ramify: a value in the database is nested too deep")

@@ -76,6 +76,34 @@ def test_wrong_usage_with_a_hostile_name(tmp_path: Path) -> None:
     assert is_harmless(said), repr(said)
 
 
+def in_a_pipe(*arguments: str) -> str:
+    """What a command writes into a pipe, such as one to `head`, which writes on to the terminal."""
+    command = [sys.executable, "-m", "ramify.cli.main", *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show"], ["log"], ["tree"], ["diff", "base", "@", "--stat"]])
+def test_commands_in_a_pipe(home: Any, command: list[str]) -> None:
+    said = in_a_pipe("--home", str(home.path), *command)
+    assert len(said) > 20 and is_harmless(said), repr(said)
+
+
+def test_errors_in_a_pipe(tmp_path: Path) -> None:
+    file = tmp_path / f"{CLIPBOARD.replace('/', '')}.py"
+    file.write_text("def f():\n    raise ValueError('\\x1b]52;c;cm0gLXJmIH4K\\x07\\u202e')\nf()\n")
+    for arguments in (["run", f"{file}:nothing"], ["compile", HOSTILE]):
+        said = in_a_pipe("--home", str(tmp_path / "home"), *arguments)
+        assert "52;c;cm0g" in said and is_harmless(said), repr(said)
+
+
+def test_a_traceback_of_a_bug() -> None:
+    code = f"import ramify.cli.main as m\ndef fail(**_): raise LookupError({HOSTILE!r})\nm.cli.main = fail; m.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "LookupError" in done.stderr and done.returncode == 1
+    assert is_harmless(done.stderr), repr(done.stderr)
+
+
 def test_output_of_commands_goes_through_one_module() -> None:
     """Others print by `console`, which writes out what a terminal would obey."""
     allowed = {"console.py", "errors.py", "main.py", "completion.py", "attach.py"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -36,6 +38,13 @@ REPOSITORY = {".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n", 
         ".github/hooks/a.json", ".github/copilot/settings.json", ".clinerules/hooks/a", ".openhands/setup.sh",
         ".junie/mcp/mcp.json",
         ".pre-commit-config.yaml", "lefthook.yml", ".config/lefthook-local.toml", ".git/rebase-merge/git-rebase-todo",
+        ".prototools", ".envrc.local", "sub/.envrc.private", "bin/activate-hermit", "bin/hermit", "_exrc",
+        ".gvimrc", ".emacs.desktop", ".bsp/scala-cli.json", "buildServer.json", ".sourcekit-lsp/config.json",
+        "rust-analyzer.toml", "rust-project.json", ".lite_project.lua", ".factorypath", ".gitpod.yml",
+        ".agent/workflows/a.md", ".bob/mcp.json", "mcp.json", ".opencode.json", ".huskyrc", "captainhook.json",
+        "hk.pkl", ".lintstagedrc", ".lintstagedrc.json", "lint-staged.config.mjs", "commitlint.config.js",
+        ".repo/repo/main.py", ".gclient", ".reviewboardrc", ".arcconfig", "_MTN/monotonerc",
+        ".jj/workspace-config.toml", ".jj/repo/config-id", ".pijul/config.toml", ".git/refs/x/.git/config",
         ".bzr/branch/branch.conf", ".bzr", ".fslckout", "_FOSSIL_", "CVS/Root", "_darcs/prefs/prefs", ".p4config",
     ],
 )  # fmt: skip
@@ -51,7 +60,8 @@ def test_paths_that_act_on_entry(path: str) -> None:
      ".github/dependabot.yml", "cvs", "src/root", "environment", "lefthook.md", ".vim/plugin/a.vim", "rebase-merge/x",
      ".env", ".tool-versions",
      "package.json", ".npmrc", ".cargo/config.toml", ".venv/bin/python", ".nvmrc", "a~1", "b/c~1.txt", "a:b", "...",
-     "sl/config", ".jj/working_copy/tree_state", "config.toml", "repo", "defaults"],
+     ".git/refs/remotes/origin/config", "hermit", "src/bin/hermits", ".envrc-example", "lint.config.js", "HEAD",
+     "lib/head", "sl/config", ".jj/working_copy/tree_state", "config.toml", "repo", "defaults"],
 )  # fmt: skip
 def test_paths_that_do_not(path: str) -> None:
     assert not reason(path, lambda _: False)
@@ -82,6 +92,45 @@ def test_a_folder_that_git_takes_for_a_repository() -> None:
     there = {"data/HEAD", "data/objects"}
     assert reason("data/config", there.__contains__) == reason("data/hooks/post-checkout", there.__contains__) == GIT
     assert not reason("other/config", there.__contains__)
+
+
+def evil_repository(tree: Path, *parts: str) -> None:
+    """Parts of a bare repository whose configuration runs a program."""
+    subprocess.run(["git", "init", "--quiet", "--bare", "made"], cwd=tree, check=True)
+    subprocess.run(["git", "-C", "made", "config", "core.fsmonitor", "touch ran;:"], cwd=tree, check=True)
+    subprocess.run(["git", "-C", "made", "config", "core.bare", "false"], cwd=tree, check=True)
+    subprocess.run(["git", "-C", "made", "config", "core.worktree", ".."], cwd=tree, check=True)
+    (tree / "r").mkdir(exist_ok=True)
+    for part in parts:
+        (tree / "made" / part).rename(tree / "r" / part)
+    shutil.rmtree(tree / "made")
+
+
+PARTS = (("config",), ("HEAD",), ("objects", "refs"))
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(PARTS)), ids=lambda order: "-".join(one[0] for one in order)
+)
+@pytest.mark.parametrize("applied", [True, False], ids=["applied", "forced"])
+def test_a_repository_that_comes_in_parts(bench: Any, tmp_path: Path, order: Any, applied: bool) -> None:
+    """Of several runs over one folder, each brings a part."""
+    dest = tmp_path / "dest"
+    dest.mkdir()
+    base = bench.base({})
+    for parts in order:
+        made = bench.after(base, do=lambda tree, parts=parts: evil_repository(tree, *parts))
+        how = {"only_changes_from": base} if applied else {"force": True}
+        bench.store.checkout(made, dest, **how)
+        if applied:
+            base = bench.store.import_tree(dest).snapshot
+    assert (dest / "r").is_dir() and not ((dest / "r/config").exists() and (dest / "r/HEAD").exists())
+    subprocess.run(["git", "status"], cwd=dest / "r", capture_output=True, check=False)
+    assert not (dest / "ran").exists()
+    everything = bench.after(bench.base({}), do=lambda tree: evil_repository(tree, *itertools.chain(*PARTS)))
+    bench.store.checkout(everything, tmp_path / "asked", active_files=True)
+    subprocess.run(["git", "status"], cwd=tmp_path / "asked/r", capture_output=True, check=False)
+    assert (tmp_path / "asked/ran").exists(), "the attack works where it is let through"
 
 
 def test_git_status_after_a_checkout_runs_nothing(bench: Any, tmp_path: Path) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
+import os
 import shutil
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ramify.images.errors import BuildFailed, EngineUnavailable, ImageNotFound
+from ramify.images import local_images
+from ramify.images.errors import BuildFailed, DamagedImage, EngineUnavailable, ImageNotFound, TooLarge
 from tests.images.image_builder import built, sha, write_docker_save, write_layout
 
 
@@ -80,3 +87,47 @@ async def test_a_dockerfile_is_built(
     assert made.names == ("localhost/task:1",) and made.config.user == "7" and made.config.env["A"] == "1"
     assert {"etc/os", "srv/new"} <= set(store.outside(store.get(made.snapshot)))
     assert made.config.workdir == "/srv" and store.get(made.snapshot).cwd == "/srv"
+
+
+async def test_a_layout_with_a_pipe_in_it_does_not_block(library: Any, tmp_path: Path) -> None:
+    for place in ("index.json", "blobs/sha256/" + "a" * 64):
+        layout = write_layout(tmp_path / place.replace("/", "-"), built({"a": "1"}))
+        for blob in (layout / "blobs/sha256").iterdir() if "blobs" in place else [layout / place]:
+            blob.unlink()
+            os.mkfifo(blob)
+        with pytest.raises(DamagedImage, match="not a regular file"):
+            await asyncio.wait_for(library.pull(f"oci:{layout}"), 20)
+
+
+def tar_of(path: Path, members: Mapping[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("tags", [5, "x", {"a": 1}, True])
+async def test_tags_that_are_no_list(library: Any, tmp_path: Path, tags: object) -> None:
+    listed = json.dumps([{"RepoTags": tags, "Config": "c", "Layers": []}] * 2).encode()
+    with pytest.raises(ImageNotFound, match="no names"):
+        await library.pull(f"docker-archive:{tar_of(tmp_path / 'a.tar', {'manifest.json': listed})}")
+
+
+async def test_names_in_an_archive_are_bounded(library: Any, tmp_path: Path) -> None:
+    """They may go down and up again very often, which took hours."""
+    deep = "a/" * 100_000 + "../" * 100_000
+    path = tar_of(tmp_path / "a.tar", {"manifest.json": b"[]", **{f"{at}/{deep}": b"" for at in range(40)}})
+    with pytest.raises(TooLarge, match="characters"):
+        await library.pull(f"docker-archive:{path}")
+
+
+def test_a_large_compressed_tar_is_not_unpacked_to_see_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_images, "_MOST_READ", 1 << 20)
+    bomb = tar_of(tmp_path / "bomb.tar.bz2", {"a": bytes(4 << 20), "manifest.json": b"[]"}, "w:bz2")
+    assert not local_images.is_archive(bomb)  # its second member would say so
+    blob = f"blobs/sha256/{'0' * 64}"
+    assert local_images.is_archive(tar_of(tmp_path / "saved.tar.gz", {blob: bytes(4 << 20)}, "w:gz"))

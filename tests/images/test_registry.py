@@ -38,7 +38,7 @@ from ramify.images.errors import (
 )
 from ramify.images.library import ImageLibrary
 from ramify.images.registry import Download, Pulling
-from ramify.images.registry_client import login_for, on_this_machine
+from ramify.images.registry_client import leads_to_this_machine, login_for, on_this_machine
 from tests.images.image_builder import BuiltImage, built, sha
 from tests.images.registry_server import Handler, Registry, serving, token_server
 
@@ -448,3 +448,19 @@ async def test_a_full_disk_in_a_pull_and_going_on_after(
     await library.pull(name)
     (asked,) = [headers for path, headers in registry.requests if path.endswith(sha(image.blobs[1]))]
     assert asked["Range"].startswith("bytes=") and asked["Range"] != "bytes=0-"
+
+
+def test_spellings_of_this_machine_in_a_redirect() -> None:
+    spelled = (
+        "localhost.",
+        "a.localhost",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
+        "0.0.0.0",
+        "::",
+        "::ffff:127.0.0.1",
+        "::1",
+    )
+    assert all(map(leads_to_this_machine, (*spelled, "169.254.169.254", "fe80::1%eth0")))
+    assert not any(map(leads_to_this_machine, ("127.0.0.1.nip.io", "10.0.0.1", "example.com", "2606:4700::1111")))

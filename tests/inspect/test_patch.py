@@ -129,3 +129,10 @@ def test_stat() -> None:
         b" blob         | binary or large\n",
         b" 3 files changed, 80 added, 1 removed lines\n",
     ]
+
+
+def test_a_very_long_name_widens_no_other_line() -> None:
+    long = FilePatch("x" * 4000, b"", 1, 1)
+    lines = list(stat_lines([FilePatch(f"{at}", b"", 1, 0) for at in range(1000)] + [long]))
+    assert sum(map(len, lines)) < 60_000
+    assert lines[-2].startswith(b" xxxx")

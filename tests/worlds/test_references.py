@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,33 @@ def test_a_damaged_file_is_named_and_leftovers_are_not_read(tmp_path: Path) -> N
     (folder / "bad.json").write_text('{"name": "bad"')
     with pytest.raises(WorldError, match=r"bad\.json is damaged"):
         kept.snapshots()  # a collection must not delete what it cannot read
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"created_at": "x"}, {"updated_at": None}, {"created_at": float("inf")}, {"snapshot": 5}, {"name": None},
+        {"egress": [5]}, {"egress": {}}, {"credentials": 7}, {"env": []}, {"env": {"A": 5}}, {"command_env": None},
+        {"network": "no"}, {"source": [[]]},
+    ],
+)  # fmt: skip
+def test_a_field_of_another_type_is_damage(tmp_path: Path, change: dict[str, object]) -> None:
+    """The home may come from somebody else."""
+    kept = References(tmp_path / "references")
+    kept.put(Kind.WORLD, reference("one"))
+    (file,) = (tmp_path / "references/worlds").iterdir()
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(WorldError, match=r"one\.json is damaged"):
+        kept.all(Kind.WORLD)
+
+
+@pytest.mark.parametrize("raw", [b"[" * 100_000, b"\xff", b"5", b"9" * 5000])
+def test_a_file_that_is_no_object_is_damage(tmp_path: Path, raw: bytes) -> None:
+    kept = References(tmp_path / "references")
+    kept.put(Kind.WORLD, reference("one"))
+    (tmp_path / "references/worlds/one.json").write_bytes(raw)
+    with pytest.raises(WorldError, match=r"one\.json is damaged"):
+        kept.get(Kind.WORLD, "one")
 
 
 def test_a_name_is_held_once(tmp_path: Path) -> None:

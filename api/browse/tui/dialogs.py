@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rich.table import Table
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
@@ -183,7 +184,7 @@ class AnswerDialog(Dialog):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             which = "an answer" if self._asked.id is None else f"the answer to question {self._asked.id}"
-            box.border_title = f"The run waits for {which}"
+            box.border_title = Text(safe(f"The run waits for {which}"))  # a `str` is read as markup
             asked = "\n".join(map(safe, self._asked.text.split("\n")))
             yield Static(f"{asked}\nJSON or text. esc: back", markup=False)
             yield Input()
@@ -228,7 +229,7 @@ class OutputDialog(Dialog):
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
-            box.border_title = safe(f"ramify resume {self._resuming.run_id}")
+            box.border_title = Text(safe(f"ramify resume {self._resuming.run_id}"))
             box.border_subtitle = "esc: back (it continues)   x: stop it"
             yield LineView(id="output")
 

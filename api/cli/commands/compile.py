@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.console import pass_home, say, say_text
+from ramify.cli.console import pass_home, say, say_value
 from ramify.cli.targets import load, load_graph, workflow_info
 from ramify.inspect.home import Home
 
@@ -92,7 +92,7 @@ def compile_command(
         for form, text in texts.items():
             if len(texts) > 1:
                 say(f"# {form}", style="bold")
-            say_text(text.rstrip("\n"))
+            say_value(text.rstrip("\n"))
 
 
 async def _learned(store: Reader, target: str) -> RecordedEstimates:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramify.cli.console import ACTIVE_FILES, json_text, pass_home, run_async, say, say_json, say_text, say_withheld
+from ramify.cli.console import ACTIVE_FILES, json_text, pass_home, run_async, say, say_json, say_value, say_withheld
 from ramify.cli.errors import Interrupted
 from ramify.cli.time_options import duration_option
 from ramify.inspect.home import Home
-from ramify.inspect.text import LONGER, SHOWN, byte_count, count, harmless
+from ramify.inspect.text import LONGER, SHOWN, byte_count, count
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def show_result(finished: Finished, choices: RunOptions) -> None:
 def _say_result(run: RunRecord, text: str) -> None:
     """Print a result: whole, but on a terminal only the beginning of a long one."""
     cut = sys.stdout.isatty() and len(text) > LONGER
-    say_text(harmless(f"{text[:SHOWN]}…" if cut else text, sys.stdout))
+    say_value(f"{text[:SHOWN]}…" if cut else text)
     if cut:
         size = byte_count(len(text))
         say(f"the result has {size} in all: `ramify show {run.id} --json` prints it whole", style="dim", err=True)

@@ -84,7 +84,7 @@ class PlainSerializer:
             case "bytes" | "bytearray":
                 return bytes(body)
             case "json":
-                return json.loads(body)
+                return _loaded(body)
             case "msgpack":
                 return ormsgpack.unpackb(body, ext_hook=_plain_extension, option=ormsgpack.OPT_NON_STR_KEYS)
         raise ValueError(f"{len(body)} bytes ({kind})")
@@ -92,7 +92,7 @@ class PlainSerializer:
 
 def _plain_extension(code: int, data: bytes) -> Any:
     if code == EXACT:
-        return _without_types(json.loads(data))
+        return _without_types(_loaded(data))
     held = ormsgpack.unpackb(data, ext_hook=_plain_extension, option=ormsgpack.OPT_NON_STR_KEYS)
     if code == EXT_DELTA_SNAPSHOT:
         return held
@@ -104,6 +104,13 @@ def _plain_extension(code: int, data: bytes) -> Any:
         parts = iter(value)
         return "-".join("".join(next(parts, "") for _ in range(length)) for length in _ID)
     return value
+
+
+def _loaded(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None
 
 
 def _without_types(value: Any) -> Any:

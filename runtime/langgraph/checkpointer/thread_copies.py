@@ -32,6 +32,7 @@ from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, w
 from ramify.runtime.langgraph.errors import ThreadNotCopied
 from ramify.runtime.store.address import Address, parse
 from ramify.runtime.store.database_errors import as_store_errors
+from ramify.runtime.store.files_beside import refuse_planted
 
 _CHECKPOINT_KEYS = {"id", "channel_values", "channel_versions", "versions_seen"}
 
@@ -311,6 +312,7 @@ def _sqlite(file: Path, create: bool) -> Iterator[LangGraphThreads]:
         raise ThreadNotCopied.no_file(str(file))
     if file.is_dir():
         raise ThreadNotCopied.database(str(file), "it is a folder")
+    refuse_planted(file)  # the database may come from somebody else
     mode = "rwc" if create else "ro"
     try:
         connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", uri=True, check_same_thread=False)

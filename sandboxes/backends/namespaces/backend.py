@@ -18,7 +18,8 @@ from ramify import paths
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT, SCRATCH_PLACES
-from ramify.sandboxes.backends.agent_backend import AgentBackend
+from ramify.sandboxes.backends.agent_backend import AgentBackend, homes_of_user
+from ramify.sandboxes.backends.namespaces.credentials import CREDENTIALS
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
 from ramify.sandboxes.backends.namespaces.place import Place, WarmPool
 from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, PreparedPlaces
@@ -49,6 +50,9 @@ class NamespaceBackend(AgentBackend):
         }
 
     async def _open(self, stack: AsyncExitStack) -> None:
+        named = paths.of_user()
+        for home in homes_of_user() - {None if named is None else named.resolve()}:
+            self.hide(*(home / name for name in CREDENTIALS))
         await super()._open(stack)
         assert self._helper is not None
         self._overlays = HomeOverlays(self._session.folder, self._helper.trees, paths.of_user(), self._hidden)

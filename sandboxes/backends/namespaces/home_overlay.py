@@ -20,24 +20,10 @@ from pathlib import Path
 
 from ramify.fork_engine.view import find_in_stack
 from ramify.sandboxes.agent.mount_server import LayerEntry, Overlay
+from ramify.sandboxes.backends.namespaces.credentials import CREDENTIALS
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.linux.mount_table import MountTable
-
-CREDENTIALS = (
-    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".pypirc", ".npmrc",
-    ".password-store", ".pgpass", ".pg_service.conf", ".postgresql", ".my.cnf", ".cargo/credentials",
-    ".cargo/credentials.toml", ".config/gcloud",
-    ".config/gh", ".config/hub", ".config/git/credentials", ".config/op", ".config/rclone", ".config/sops",
-    ".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".config/google-chrome", ".config/chromium",
-    ".terraform.d/credentials.tfrc.json", ".vault-token", ".huggingface/token", ".cache/huggingface/token",
-    ".cache/huggingface/stored_tokens", ".config/containers/auth.json", ".config/github-copilot", ".codex/auth.json",
-    ".gemini", ".databrickscfg", ".kaggle", ".boto", ".s3cfg",
-    ".claude/.credentials.json", ".claude/backups", ".claude.json", ".local/share/opencode/auth.json",
-    ".local/share/opencode/mcp-auth.json", ".aider/oauth-keys.env", ".aider.conf.yml", ".config/mini-swe-agent/.env",
-    ".qwen/oauth_creds.json", ".openhands", ".cline", ".config/goose", ".config/anthropic", ".cursor",
-)  # fmt: skip
-"""Places in a home that commands have no business reading. A world's home does not show them."""
 
 NO_HOME = "/tmp/home"  # for a user who has no home
 IN_EVERY_ROOT = ("dev", "proc", "sys", "run", "tmp", "var", "var/tmp")
@@ -216,18 +202,22 @@ def mask_entries(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEnt
     """Whiteouts for a home: for the credentials in it, and for hidden files. Hidden folders are covered by mounts
     instead. Also returns credentials outside the home that links lead to. Blocks."""
     real_home = home.resolve()
-    status = real_home.stat()
+    status, parents, mounts = real_home.stat(), dict[Path, Path](), MountTable.read()
     pieces = {"": LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)}
     elsewhere = []
     for name in CREDENTIALS:
         path = home / name
+        above = parents.get(path.parent) or parents.setdefault(path.parent, path.parent.resolve())
         if not os.path.lexists(path):
+            if above.is_dir() and above.is_relative_to(real_home):  # a later login may make it
+                _white_out(above / path.name, real_home, pieces)
             continue
-        for real in {path.parent.resolve() / path.name, path.resolve()}:
-            if real.is_relative_to(real_home):
-                _white_out(real, real_home, pieces)
-            else:
-                elsewhere.append(str(real))
+        for real in {above / path.name, path.resolve()}:
+            for shown in map(Path, mounts.names(str(real))):
+                if shown.is_relative_to(real_home):
+                    _white_out(shown, real_home, pieces)
+                else:
+                    elsewhere.append(str(shown))
     for path in hidden:
         if path.is_relative_to(real_home) and path != real_home and not path.is_dir():
             _white_out(path, real_home, pieces)

@@ -242,3 +242,17 @@ async def test_a_stream_says_how_it_was_to_read(page: Any, tmp_path: Path) -> No
             await page.get_by_role("option").filter(has_text="model call").click()
             await page.get_by_text("0.81 of 1 while it was read").wait_for()
             await page.goto("about:blank")  # before its server ends
+
+
+async def test_characters_that_nobody_sees_are_written_out(address: str, page: Any) -> None:
+    await page.goto(address)
+    await page.get_by_role("heading", name="Runs").first.wait_for()
+    shown = await page.evaluate(
+        """async () => {
+            const {h, visible} = await import('./dom.js');
+            const made = h('p', {title: 'a\\u202eb', class: 'x'},
+                'one\\u202etwo\\u200b\\u001b[31m\\u{e0041}', h('b', {}, 'é\\u200d\\t\\r\\n'));
+            return [made.title, made.className, made.textContent, visible('')];
+        }"""
+    )
+    assert shown == [r"a\u202eb", "x", "one\\u202etwo\\u200b\\x1b[31m\\U000e0041é\u200d\t\n", ""]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import sys
 import tarfile
 import tracemalloc
@@ -76,6 +79,67 @@ def test_hostile_headers_are_refused(attack: str, tmp_path: Path) -> None:
         with pytest.raises(ImageError):
             act(tar, tmp_path / str(number))
     assert not is_archive(tar)
+
+
+def negative(name: str, kind: bytes, size: int) -> bytes:
+    """A header whose size is negative, in GNU's binary form."""
+    head = bytearray(block(name, kind))
+    head[124:136] = (256**12 + size).to_bytes(12, "big")
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head)
+
+
+NO_NUMBERS = {
+    "a file of minus one byte": negative("file", tarfile.REGTYPE, -1),
+    "a device of minus 4096 bytes": negative("file", tarfile.CHRTYPE, -4096),
+    "a header of minus a kilobyte": negative("x", tarfile.GNUTYPE_LONGNAME, -1024) + FILE,
+    "an extended header of minus one byte": negative("x", tarfile.XHDTYPE, -1) + FILE,
+    "an extended size of minus one": block("x", tarfile.XHDTYPE, data=pax(size="-1")) + FILE,
+    "an extended length of 5000 digits": block("x", tarfile.XHDTYPE, data=b"1" * 5000 + b" a=b\n") + FILE,
+    "a real size that is no number": block("x", tarfile.XHDTYPE, data=pax(**{"GNU.sparse.size": "x"})) + FILE,
+    "a map of holes that is no number": block(
+        "x", tarfile.XHDTYPE, data=pax(**{"GNU.sparse.map": "x,y", "GNU.sparse.size": "1"})
+    )
+    + FILE,
+}
+
+
+@pytest.mark.parametrize("attack", NO_NUMBERS)
+def test_numbers_that_are_none_are_refused(attack: str, tmp_path: Path) -> None:
+    """A negative size made `read` take all that follows into memory."""
+    tar = write(tmp_path / "root.tar", NO_NUMBERS[attack])
+    for number, act in enumerate((unpack, unpack_stream)):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ImageError):
+            act(tar, tmp_path / str(number))
+    assert not is_archive(tar)
+
+
+def test_names_that_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of whiteouts, of which the disk holds nothing."""
+    monkeypatch.setattr("ramify.fork_engine.filesystem.untar._MOST_TEXT", 10_000)
+    names = [f"{at}".rjust(90, "d") for at in range(200)]
+    for number, prefix in enumerate(("", ".wh.")):
+        tar = write(tmp_path / f"{number}.tar", *(block(prefix + name, tarfile.REGTYPE) for name in names))
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ImageError, match="characters"):
+            unpack_stream(tar, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_damage_of_a_compressed_tar_is_told(kind: str, tmp_path: Path) -> None:
+    plain = write(
+        tmp_path / "plain.tar", *(block(f"{at}", tarfile.REGTYPE, data=bytes(range(256))) for at in range(99))
+    )
+    packed = bytearray({"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(plain.read_bytes()))
+    packed[len(packed) // 2] ^= 0xFF
+    packed[-6] ^= 0xFF
+    (tmp_path / "damaged").write_bytes(packed)
+    (tmp_path / "root").mkdir()
+    with pytest.raises(ImageError):
+        unpack(tmp_path / "damaged", tmp_path / "root")
+    is_archive(tmp_path / "damaged")
 
 
 def test_headers_of_members_that_were_unpacked_are_not_kept(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ramify.fork_engine import snapshots
 from ramify.fork_engine.errors import MergeConflict
+from ramify.fork_engine.merge import files
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ConflictKind, MergeStrategy
 
@@ -286,3 +287,33 @@ def test_names_that_differ_only_in_case_are_distinct(bench: Any) -> None:
 
     louder = bench.after(base, do=lambda tree: (tree / "Readme").rename(tree / "ReadMe"))
     assert bench.texts(bench.store.merge(base, renamed, louder)).keys() >= {"README", "ReadMe"}
+
+
+@pytest.mark.parametrize("strategy", [MergeStrategy.FAIL, UNION])
+def test_merged_texts_that_would_fill_the_memory_are_merged_again(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, strategy: MergeStrategy
+) -> None:
+    monkeypatch.setattr(files, "MOST_HELD", len(LINES) + 10)
+    base = bench.base({f"{at}": LINES for at in range(3)})
+    theirs = "nine\n" if strategy is MergeStrategy.FAIL else "one\n"
+    one = bench.after(base, {f"{at}": LINES.replace("1\n", "eins\n", 1) for at in range(3)})
+    two = bench.after(
+        base, {f"{at}": LINES.replace("1\n" if theirs == "one\n" else "9\n", theirs, 1) for at in range(3)}
+    )
+    merged = bench.texts(bench.store.merge(base, one, two, strategy=strategy))
+    assert len(set(merged.values())) == 1
+    assert ("eins\n" in merged["0"], theirs in merged["0"], set(merged)) == (True, True, {"0", "1", "2"})
+
+
+def test_a_resolver_is_given_no_huge_file(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_SHOWN", 1000)
+    base = bench.base({"f": "1"})
+    one, two = bench.after(base, {"f": "2" * 1001}), bench.after(base, {"f": "3"})
+    given: list[tuple[bytes | None, ...]] = []
+
+    def resolve(conflict: object, *sides: bytes | None) -> MergeStrategy:
+        given.append(sides)
+        return THEIRS
+
+    assert bench.texts(bench.store.merge(base, one, two, strategy=resolve)) == {"f": "3"}
+    assert given == [(b"1", None, b"3")]

@@ -11,6 +11,7 @@ import pytest
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.langgraph.checkpointer.database import open_engine, open_read_only_engine
+from ramify.runtime.langgraph.checkpointer.thread_copies import langgraph_threads
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.reader import reading
 
@@ -36,7 +37,19 @@ async def read_threads(database: Path) -> None:
     open_read_only_engine(database).connect()
 
 
-OPENINGS: list[Callable[[Path], Awaitable[None]]] = [write, read, write_threads, read_threads]
+async def import_threads(database: Path) -> None:
+    with langgraph_threads(database):
+        pass
+
+
+async def export_threads(database: Path) -> None:
+    with langgraph_threads(database, create=True):
+        pass
+
+
+OPENINGS: list[Callable[[Path], Awaitable[None]]] = [
+    *(write, read, write_threads, read_threads, import_threads, export_threads)
+]
 
 
 def journal_that_names(file: Path, *, pages: int = 0) -> bytes:

@@ -120,3 +120,17 @@ async def test_a_value_of_another_type_is_a_store_error(tmp_path: Path, a_run: A
     with reading(str(file)) as reader, pytest.raises(StoreError, match=r"cannot read: column \w+ holds a value of"):
         await reader.runs()
         await reader.ops(a_run().id)
+
+
+@pytest.mark.parametrize("value", ["5", "null", "[" * 100_000])
+async def test_attributes_of_another_type_are_a_store_error(
+    tmp_path: Path, a_run: Any, an_op: Any, value: str
+) -> None:
+    file = tmp_path / "ramify.db"
+    async with RunStore(file, clock=lambda: 0.0) as store:
+        await store.create_run(a_run())
+        await store.commit(a_run().id, ops=[an_op()])
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE ops SET attrs_json = ?", (value,))
+    with reading(str(file)) as reader, pytest.raises(StoreError, match="a row that this version cannot read"):
+        await reader.ops(a_run().id)

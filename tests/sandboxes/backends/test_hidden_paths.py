@@ -124,6 +124,24 @@ async def test_the_journal_is_hidden_if_the_database_is_elsewhere(
     assert on_the_host(folder)
 
 
+@pytest.mark.parametrize("where", ["beside it", "in its folder", "around it"])
+async def test_the_home_and_a_database_near_it_are_both_hidden(
+    where: str, user: Path, area: Path, workspace: Path
+) -> None:
+    """A folder without the database's files is a mount of its own, which must not cover what hides the home."""
+    home = area / "data/state"
+    home.mkdir(parents=True)
+    file = {"beside it": home.parent, "in its folder": home, "around it": area}[where] / "runs.sqlite"
+    (area / "data/other").write_text("to be seen\n")
+    for _ in range(2):
+        async with Runtime(home=home, database=file) as runtime:
+            found = await runtime.run(searching, f"{user}/reference", likely(user, area), MARKER, workspace=workspace)
+            assert found == []
+            assert "other\n" in await runtime.run(look, str(area / "data"), workspace=workspace)
+            assert await runtime.run(look, str(home), workspace=workspace) == ""
+    assert on_the_host(file.parent)
+
+
 @pytest.mark.parametrize("how", ["named", "in the home"])
 async def test_the_journal_is_hidden_if_a_link_leads_to_the_database(
     how: str, user: Path, area: Path, workspace: Path

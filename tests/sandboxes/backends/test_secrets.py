@@ -85,6 +85,17 @@ async def test_secrets_in_other_forms_are_in_no_snapshot(
         assert name not in told
 
 
+async def test_a_directory_with_the_secret_in_its_path_is_in_no_snapshot(
+    opened: Backend, base: Snapshot, kept: WorldSpec, store: SnapshotStore, out: Out
+) -> None:
+    """The directory itself may be where no snapshot looks."""
+    world = await opened.materialise(base, kept)
+    await out(world, "mkdir -p /dev/shm/$API_TOKEN && cd /dev/shm/$API_TOKEN && touch $OLDPWD/changed")
+    sealed = await world.seal()
+    await out(world, "rmdir /dev/shm/$API_TOKEN")
+    assert holders(store.root) == [] and sealed.cwd == ""
+
+
 async def test_a_shell_that_ends_and_a_rollback_keep_the_secret_to_the_world(
     opened: Backend, base: Snapshot, kept: WorldSpec, store: SnapshotStore, out: Out
 ) -> None:

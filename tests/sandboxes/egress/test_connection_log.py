@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def test_half_a_line_and_other_rubbish_are_left_out(tmp_path: Path) -> None:
     with (tmp_path / "world.connections").open("ab") as file:
         file.write(b'{"id": "x", "at": 1}\n[]\n\xff\xfe\n{"id": "1')
     assert [one.host for one in files.read()] == ["a.test"]
+
+
+@pytest.mark.parametrize("change", [{"at": "x"}, {"at": float("inf")}, {"host": 5}, {"port": None}, {"why": []}])
+def test_a_field_of_another_type_is_left_out(tmp_path: Path, change: dict[str, object]) -> None:
+    """The home may come from somebody else."""
+    log, files = ConnectionLog(lambda: 5.0), ConnectionFiles(tmp_path / "world")
+    log.keep_in(files)
+    made(log, "good.test", Outcome.REFUSED)
+    (file,) = tmp_path.iterdir()
+    line = json.loads(file.read_text())
+    with file.open("a") as more:
+        more.write(json.dumps({**line, "id": "other", **change}) + "\n" + "[" * 100_000 + "\n")
+    assert [one.host for one in files.read()] == ["good.test"]
 
 
 def test_a_hosts_name_is_bounded(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@
 
 import {address, ask, tell} from './api.js';
 import {Detail} from './detail.js';
-import {STATUS_LOOKS, chip, h} from './dom.js';
+import {STATUS_LOOKS, chip, h, visible} from './dom.js';
 import {Gantt} from './gantt.js';
 import {Graph} from './graph.js';
 import {RunModel} from './model.js';
@@ -141,7 +141,7 @@ function drawBar() {
     return;
   }
   const {run} = model;
-  document.title = `${run.name} ${run.id} · Ramify`;
+  document.title = visible(`${run.name} ${run.id} · Ramify`);
   const selected = ['graph', 'time'].includes(view) && rest[0] ? `/${rest[0]}` : '';
   const tabs = h('nav', {'aria-label': 'Views of the run'}, TABS.map(([name, text]) => h('a', {
     href: `#/${run.id}/${name}${name === 'plan' ? '' : selected}`, 'aria-current': view === name ? 'page' : null}, text)));
@@ -167,7 +167,7 @@ function searchBox() {
 
 function said(error) {
   alert.hidden = error === null;
-  alert.textContent = error?.message ?? '';
+  alert.textContent = visible(error?.message ?? '');
 }
 
 /** Polls for changes of the current view. */

@@ -1,4 +1,5 @@
-// Create elements and format numbers. Text is inserted as text only: nothing here parses markup.
+// Create elements and format numbers. Text is inserted as text only: nothing here parses markup. Characters that no
+// reader sees, and those that reverse text, are written out: what an agent wrote must not look like something else.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -16,10 +17,24 @@ function filled(element, attributes, children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
     else if (name === 'style') Object.assign(element.style, value);
-    else element.setAttribute(name, value === true ? '' : value);
+    else element.setAttribute(name, value === true ? '' : SPOKEN.has(name) ? visible(String(value)) : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const shown = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  element.append(...shown.map((child) => (child instanceof Node ? child : visible(String(child)))));
   return element;
+}
+
+const SPOKEN = new Set(['title', 'aria-label']);
+// Control and format characters, as on the command line (inspect/text.py).
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{110bd}\u{110cd}\u{13430}-\u{1343f}\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0001}\u{e0020}-\u{e007f}]/gu;
+
+/** The text with such characters written out, such as \x1b and \u202e. */
+export function visible(text) {
+  return text.replaceAll('\r\n', '\n').replace(UNSEEN, (letter) => {
+    const code = letter.codePointAt(0).toString(16);
+    if (code.length <= 2) return `\\x${code.padStart(2, '0')}`;
+    return code.length <= 4 ? `\\u${code.padStart(4, '0')}` : `\\U${code.padStart(8, '0')}`;
+  });
 }
 
 /** As the command line writes it: 0.004 s, 1.53 s, 42.1 s, 3m20s, 2h05m; a dash for null. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -243,15 +244,49 @@ async def test_the_hosts_network_is_available_only_on_request(
 def test_a_mask_keeps_the_folders_above_as_they_are(home: Path) -> None:
     (home / ".config").chmod(0o750)
     pieces, elsewhere = mask_entries(home)
-    assert {piece.path for piece in pieces if piece.kind == "whiteout"} == {
-        ".ssh",
-        ".config/gcloud",
-        ".netrc",
-        "dotfiles/netrc",
-    }
+    hidden = {piece.path for piece in pieces if piece.kind == "whiteout"}
+    assert {".ssh", ".config/gcloud", ".netrc", "dotfiles/netrc"} <= hidden
+    assert {".aws", ".config/gh"} <= hidden  # a login that comes later
+    assert not any(path.startswith((".local", ".cargo")) for path in hidden)  # folders that are not there
     (config,) = (piece for piece in pieces if piece.path == ".config")
     assert (config.kind, config.mode, config.mtime_ns) == ("folder", 0o750, (home / ".config").stat().st_mtime_ns)
     assert elsewhere == []
+
+
+async def test_a_login_while_worlds_are_open_is_hidden(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, home: Path, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    (home / ".aws").mkdir()
+    (home / ".aws/credentials").write_text("key\n")
+    (home / ".config/gh").write_text("token\n")
+    (home / "later").write_text("seen\n")
+    for one in (world, await namespaces.materialise(base, spec)):
+        assert await out(one, "cat ~/.aws/credentials ~/.config/gh; cat ~/later") == "seen\n"
+    await out(world, "mkdir ~/.aws && echo mine > ~/.aws/credentials")
+    fork = await namespaces.materialise(await world.seal(), spec)
+    assert await out(fork, "cat ~/.aws/*") == "mine\n"
+
+
+async def test_credentials_in_the_systems_home_are_hidden_where_home_says_another(
+    store: SnapshotStore, scratch: Path, base: Snapshot, spec: WorldSpec, home: Path, tmp_path: Path, out: Out,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As with `sudo -E`, or HOME set for a service."""
+    area = next((one for one in ("/srv", "/opt") if os.access(one, os.W_OK)), None)
+    if area is None:
+        pytest.skip("no folder that worlds see is this user's to write to")
+    with tempfile.TemporaryDirectory(dir=area) as systems:
+        entry = pwd.getpwuid(os.geteuid())
+        mine = pwd.struct_passwd((*entry[:5], systems, entry[6]))
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: mine)
+        (Path(systems) / ".ssh").mkdir()
+        (Path(systems) / ".ssh/id_rsa").write_text("key\n")
+        (Path(systems) / ".netrc").write_text("key\n")
+        (Path(systems) / "other").write_text("seen\n")
+        async with NamespaceBackend(store, scratch) as backend:
+            world = await backend.materialise(base, spec)
+            assert await out(world, f"cat {systems}/.ssh/id_rsa {systems}/.netrc; cat {systems}/other") == "seen\n"
 
 
 def test_a_credential_behind_a_link_out_of_the_home_is_named(home: Path, tmp_path: Path) -> None:
