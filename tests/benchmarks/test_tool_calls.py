@@ -47,6 +47,17 @@ def test_continuum_keeps_a_context_for_the_time_that_tools_take() -> None:
     assert continuum.release([there], SHORT, 6.0) == ["there"]
 
 
+def test_continuum_learns_from_the_latest_gaps_of_any_length() -> None:
+    """Each gap in the middle of those seen was forgotten first, until only the shortest and longest were left."""
+    continuum = Continuum(delay_s=10.0)
+    for gap in [1.0, 5.0, 500.0] * 400:
+        continuum.returned("any", gap)
+    assert [continuum._gaps.count(gap) for gap in (1.0, 5.0, 500.0)] == [170, 171, 171]
+    for _ in range(600):
+        continuum.returned("any", 7.0)
+    assert set(continuum._gaps) == {7.0}
+
+
 def test_infercept_gives_up_what_was_away_for_longer_than_its_prefill_is_worth() -> None:
     there = IdleContext("there", 50_000, since=0.0)  # its prefill takes 1 s, and the waste of it half as much
     assert InferCept().release([there], SHORT, 0.5) == []
