@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent
+from benchmarks.replay.errors import TooMany
 from benchmarks.replay.inputs.agent_programs import least_prefill, programs, sessions
 from benchmarks.replay.inputs.stream_loads import beside
+from benchmarks.replay.inputs.traces import Session, Turn
+from benchmarks.replay.types import Call
 from benchmarks.tool_calls import OURS_TIERED, TIERED, WRONG, Measured, hint_of, rows_of
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import SloClass, StepModel
@@ -22,6 +27,12 @@ def test_programs_are_the_same_for_a_seed_and_share_no_block() -> None:
     blocks = [{b for call in one.calls for b in call.blocks} for one in made]
     assert sum(map(len, blocks)) == len(set().union(*blocks))
     assert all(len(one.stages) >= 4 and one.stages[0].tool_s == 0 for one in made)
+
+
+def test_programs_of_almost_empty_calls_are_too_many() -> None:
+    tiny = Session(tuple([Turn((Call(1, 1),), 1.0)] * 5))
+    with pytest.raises(TooMany, match="fewer --seconds"):
+        programs([tiny], 1.1, 900.0, 1)
 
 
 def test_readers_beside_agents_come_by_arrival() -> None:
