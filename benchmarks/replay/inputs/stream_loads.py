@@ -26,7 +26,7 @@ from ramify.serving.qoe import SPEAKING_TBT_S, speeds, usual_ttft_s
 INTENSITY, BURST, CYCLE_S = 2.0, 0.35, 120.0
 LONGEST = 8192  # tokens of a context
 MOST = 100_000  # streams
-HARD = 1.3  # streams a second; of these, readers wait under FCFS as long as in the paper
+HARD = 1.3  # streams a second; of Azure's, readers wait under FCFS for 7 s, in one of three seeds for 11 s
 BUSY = 0.775  # share of the engine's capacity that HARD is for Azure's conversations (2023)
 
 
