@@ -2,8 +2,9 @@
 
     python benchmarks/cohorts.py --data DIR [--quick] [--json]
 
-Applications are made from `DIR/responses/*.jsonl.gz` (one {"prompt", "dataset", "response"} per line, one file per
-model): the answers of one model to the prompts of one dataset. Prompts are held out, never rows. Four ways to learn:
+Applications are made from `DIR/responses/*.jsonl`, gzipped or not (a {"prompt", "dataset", "response"} in each line,
+a file for each model): the answers of one model to the prompts of one dataset. Prompts are held out, never rows.
+Four ways to learn:
 
 | way | what it is |
 |---|---|
@@ -36,7 +37,7 @@ from benchmarks.held_out_prompts import group, held_out  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Cohorts, Vector, residual  # noqa: E402
 from benchmarks.length_cohorts.algorithm import Path as Cohort  # noqa: E402
 from benchmarks.replay.errors import BadTrace  # noqa: E402
-from benchmarks.replay.inputs.traces import response_pairs  # noqa: E402
+from benchmarks.replay.inputs.traces import files_of, response_pairs  # noqa: E402
 from benchmarks.rows import Row, options, row, run, show  # noqa: E402
 from ramify.serving.lengths import features  # noqa: E402
 from ramify.serving.lengths.corrections import Correction  # noqa: E402
@@ -68,13 +69,13 @@ class Answer:
 def read(data: Path) -> list[Answer]:
     """Return the answers of all models. Raises FileNotFoundError if there is none, and BadTrace."""
     found = []
-    for path in sorted((data / "responses").glob("*.jsonl.gz")):
-        model = path.name.removesuffix(".jsonl.gz")
+    for path in files_of(data / "responses", ".jsonl"):
+        model = path.name.partition(".jsonl")[0]
         for pair in response_pairs(path):
             length = max(1, len(_TOKEN.findall(pair["response"])))
             found.append(Answer(f"{model}/{pair['dataset']}", model, pair["prompt"], length))
     if not found:
-        raise FileNotFoundError(f"{data} has no responses/*.jsonl.gz: give a folder of traces with --data")
+        raise FileNotFoundError(f"{data} has no responses/*.jsonl: give a folder of traces with --data")
     return found
 
 

@@ -13,7 +13,7 @@ SHARE = 0.4  # share of the prompts that is held out
 
 def group(prompt: str) -> int:
     """Return a number for a prompt, so that all models' answers to it are on the same side of the split."""
-    return zlib.crc32(prompt.encode()) & 0x7FFFFFFF
+    return zlib.crc32(prompt.encode("utf-8", "surrogatepass")) & 0x7FFFFFFF
 
 
 def held_out(groups: Iterable[int]) -> npt.NDArray[np.int32]:

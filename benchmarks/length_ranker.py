@@ -4,9 +4,9 @@
 
 A ListMLE head (Xia et al. 2008, as used by Fu et al., NeurIPS 2024) on the mean last hidden state of SmolLM2-135M
 over the prompt, next to the request analyzer's median, both trained and evaluated on the same prompts
-(`held_out_prompts.py`). `--responses` holds `*.jsonl.gz` of prompts and responses; `--model` is a Hugging Face
-folder. It needs torch and transformers: run it with vLLM's interpreter. The weights are not kept: replay needs only
-the rank correlations, for `Knowledge.correlation` in `replay/types.py` (docs/decisions/055).
+(`held_out_prompts.py`). `--responses` holds `*.jsonl`, gzipped or not, of prompts and responses; `--model` is a
+Hugging Face folder. It needs torch and transformers: run it with vLLM's interpreter. The weights are not kept:
+replay needs only the rank correlations, for `Knowledge.correlation` in `replay/types.py` (docs/decisions/055).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.held_out_prompts import group, held_out
-from benchmarks.replay.inputs.traces import response_pairs
+from benchmarks.replay.inputs.traces import files_of, response_pairs
 from benchmarks.rows import Row, options, printed, report, row, run
 
 Floats = NDArray[np.float64]
@@ -37,10 +37,10 @@ def main() -> None:
     given = parser.parse_args()
     most = 100 if given.quick else None
     rows = {
-        path.name.removesuffix(".jsonl.gz"): list(
+        path.name.partition(".jsonl")[0]: list(
             islice(((pair["prompt"], pair["response"]) for pair in response_pairs(path)), most)
         )
-        for path in sorted(given.responses.glob("*.gz"))
+        for path in files_of(given.responses, ".jsonl")
     }
     prompts = sorted({prompt for of in rows.values() for prompt, _ in of})
     seen = dict(zip(prompts, embed(prompts, given.model), strict=True))

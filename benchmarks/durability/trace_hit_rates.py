@@ -11,7 +11,6 @@ Traces: tau-bench trajectories (sierra-research/tau-bench, MIT) and tree-of-thou
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import Row
+from benchmarks.replay.errors import BadTrace
+from benchmarks.replay.inputs.traces import MISSHAPEN, files_of, load
+from benchmarks.rows import Row, not_measured
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.codec import codec
 from ramify.runtime.reuse.reuse import ReuseQuery
@@ -74,42 +75,37 @@ def by_history(call: Call) -> str:
     return codec.digest([call.history, call.operation])
 
 
-def load(path: Path) -> Any:
-    data = path.read_bytes()
-    return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-
-
 def tool_trajectories(trace: Any) -> Iterator[Call]:
     """tau-bench: every task begins with the same database, which only some tools write to."""
     for trajectory in trace:
         writes: list[object] = []
         history: list[object] = []
-        asked: dict[str, tuple[str, str]] = {}
-        for message in trajectory["traj"]:
+        asked: dict[str, tuple[str, Any]] = {}
+        for message in trajectory.get("traj") or ():
             if message.get("tool_calls"):  # ids are not unique in a trajectory: those of the latest message count
-                functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
-                asked = {id: (function["name"], function["arguments"]) for id, function in functions}
-            if message["role"] != "tool":
+                functions = [(call["id"], call["function"]) for call in message["tool_calls"] if call.get("id")]
+                asked = {id: (function["name"], function.get("arguments")) for id, function in functions}
+            if message.get("role") != "tool":
                 continue
-            known = asked.pop(message.get("tool_call_id"), None)
+            known = asked.pop(message.get("tool_call_id") or "", None)
             if known is None:  # a result without a call: what it did is unknown
-                strange = ["?", trajectory["task_id"], trajectory["trial"], len(history)]
+                strange = ["?", trajectory.get("task_id"), trajectory.get("trial"), len(history)]
                 writes.append(strange)
                 history.append(strange)
                 continue
-            name, operation, result = known[0], [known[0], _arguments(known[1])], message["content"]
+            name, operation, result = known[0], [known[0], _arguments(known[1])], message.get("content")
             yield Call(list(writes), list(history), operation, result)
             history.append(operation)
             if not READS.match(name) and not str(result).startswith("Error"):
                 writes.append(operation)
 
 
-def _arguments(text: str) -> object:
+def _arguments(given: Any) -> object:
     """Return the arguments by value if they are JSON, so that key order and blanks do not matter."""
     try:
-        return json.loads(text)
+        return json.loads(given) if isinstance(given, str) else given
     except ValueError:
-        return text
+        return given
 
 
 def tree_search(trace: Any) -> Iterator[Call]:
@@ -119,8 +115,8 @@ def tree_search(trace: Any) -> Iterator[Call]:
     not a recorded call, and neither is what follows from it.
     """
     for game in trace:
-        for stage in game["steps"]:
-            for leaf in stage["new_ys"]:
+        for stage in game.get("steps") or ():
+            for leaf in filter(None, stage.get("new_ys") or ()):  # a step that failed has none
                 *before, last = leaf.strip().split("\n")
                 left = _numbers(stage["x"])
                 for line in before:
@@ -163,7 +159,7 @@ READERS: dict[str, Callable[[Any], Iterator[Call]]] = {
     "tree_search": tree_search,
 }
 SHAPES = {"traj": "tool_trajectories", "steps": "tree_search"}
-"""What each entry of a trace of that kind has."""
+"""What entries of a trace of that kind have."""
 
 
 def files(paths: Iterable[Path]) -> list[Path]:
@@ -171,7 +167,7 @@ def files(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         folders = [path, *(path / kind for kind in READERS)] if path.is_dir() else []
-        found += [one for folder in folders for one in sorted(folder.glob("*.json*"))] or [path]
+        found += [one for folder in folders for one in files_of(folder, ".json")] or [path]
     return found
 
 
@@ -179,14 +175,25 @@ def rows(paths: Iterable[Path]) -> list[Row]:
     made: dict[str, list[Row]] = {kind: [] for kind in READERS}
     for path in files(paths):
         trace = load(path)
-        kind = next((kind for name, kind in SHAPES.items() if trace and name in trace[0]), None)
+        kind = _kind(trace)
         if kind is None:
-            raise ValueError(f"{path} is no trace of a kind that is known here: {', '.join(READERS)}")
-        made[kind].append(_rate_row(f"hit rate, {kind}, {path.name}", list(READERS[kind](trace))))
+            raise BadTrace(path, f"is no trace of a kind that is known here: {', '.join(READERS)}")
+        try:
+            made[kind].append(_rate_row(f"hit rate, {kind}, {path.name}", list(READERS[kind](filter(None, trace)))))
+        except MISSHAPEN as error:
+            raise BadTrace(path, f"is not as traces of the kind {kind} are: {error!r}") from error
     return [row for kind in READERS for row in made[kind] or [_absent(kind)]]
 
 
+def _kind(trace: Any) -> str | None:
+    """Return the kind of the first entry that tells it: one that failed may be empty."""
+    entries = [one for one in trace if isinstance(one, dict)] if isinstance(trace, list) else []
+    return next((kind for one in entries for name, kind in SHAPES.items() if name in one), None)
+
+
 def _rate_row(name: str, calls: list[Call]) -> Row:
+    if not calls:
+        return not_measured(name, "share of calls", "the trace has no tool call with a result")
     ours, theirs = rate(calls, by_state), rate(calls, by_history)
     mine, peer = ours.hits / max(1, ours.calls), theirs.hits / max(1, theirs.calls)
     return {

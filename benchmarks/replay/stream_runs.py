@@ -14,6 +14,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from benchmarks.replay.bounds import free_switching
+from benchmarks.replay.errors import ReplayError
 from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.inputs.stream_loads import Load, arrivals_of, programs
 from benchmarks.replay.simulation.outcomes import GOOD_QOE
@@ -80,7 +81,7 @@ class Measured:
             good=fmean([qoe >= GOOD_QOE for qoe in qoes]),
             ttft_s=fmean(waits),
             ttft_p50_s=median(waits),
-            ttft_p90_s=quantiles(waits, n=10)[-1],
+            ttft_p90_s=quantiles(waits, n=10)[-1] if len(waits) > 1 else waits[0],
             silence=fmean([1.0 if call.silence is None else call.silence for call in calls]),
             queue=most_waiting(calls),
             throughput=done.generated / seconds,
@@ -106,6 +107,8 @@ def replayed(
     with tempfile.TemporaryDirectory() as folder:
         arrivals = arrivals_of(trace, Path(folder), load.prompts)
         made = programs(arrivals, load, seconds, seed)
+        if not made:
+            raise ReplayError(f"no stream arrives in {seconds:g} s at {load.rate:g} a second: its calls are too long")
         told = LengthHints([one.call.output for one in arrivals], seed)
         engine = replace(load.setting(setting), seconds=seconds)
         return Measured.of(replay(made, contender, engine, told, Path(folder), watch=watch), seconds)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.serving_costs.length_bounds [--quick] [--data DIR]
 
-With --data (or RAMIFY_TRACES) lengths are learned from `responses/*.jsonl.gz` (one {"prompt", "response"} per line,
-one file per model), and patterns from `agent_sessions/*.json.gz` and `tool_trajectories/*.json.gz`. Without it,
-synthetic traffic is used, and the rows say so. Suitable data: alpaca_eval (tatsu-lab, Apache-2.0), kv-cache-tester
-(Apache-2.0), tau-bench (sierra-research, MIT). The split is by prompt, never by row; tokens are estimated from the
-text.
+With --data (or RAMIFY_TRACES) lengths are learned from `responses/*.jsonl` (one {"prompt", "response"} per line,
+one file per model), and patterns from `agent_sessions/*.json` and `tool_trajectories/*.json`. All may be gzipped.
+Without it, synthetic traffic is used, and the rows say so. Suitable data: alpaca_eval (tatsu-lab, Apache-2.0),
+kv-cache-tester (Apache-2.0), tau-bench (sierra-research, MIT). The split is by prompt, never by row; tokens are
+estimated from the text.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.held_out_prompts import group, held_out
-from benchmarks.replay.inputs.traces import response_pairs
-from benchmarks.rows import Row, options, show
+from benchmarks.replay.errors import BadTrace
+from benchmarks.replay.inputs.traces import files_of, response_pairs
+from benchmarks.rows import Row, not_measured, options, run, show
 from benchmarks.serving_costs import pattern_cohorts
 from benchmarks.serving_costs.stage_patterns import pattern_rows, row
 from benchmarks.serving_costs.synthetic_lengths import traffic
@@ -78,10 +79,10 @@ def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
 
 
 def _answers(data: Path) -> Iterator[tuple[Ask, str]]:
-    for path in sorted((data / "responses").glob("*.jsonl.gz")):
+    for path in files_of(data / "responses", ".jsonl"):
         for pair in response_pairs(path):
             yield (
-                Ask(model=path.name.removesuffix(".jsonl.gz"), prompt=pair["prompt"], limit=_LIMIT),
+                Ask(model=path.name.partition(".jsonl")[0], prompt=pair["prompt"], limit=_LIMIT),
                 pair["response"],
             )
 
@@ -98,6 +99,9 @@ def _lengths(data: Path | None, quick: bool) -> Lengths:
         asks, source = traffic(1_000 if quick else 2_500, seed=1), "made-up traffic"
     groups = np.array([_group(ask) for ask, _ in asks], dtype=np.int32)
     unseen = np.isin(groups, held_out(groups))
+    if not _FEWEST <= unseen.sum() < len(asks):
+        few = f"{unseen.sum()} of {len(asks)} answers are to held-out prompts: at least {_FEWEST} are needed"
+        raise BadTrace(data or Path(), few)
     return Lengths(source, _sample(asks, groups, ~unseen), _sample(asks, groups, unseen))
 
 
@@ -196,6 +200,9 @@ def _again_rows(data: Path, model: LengthModel, held: set[int]) -> list[Row]:
     """Query again every 50 tokens with the answer's text: does the bound hold at each of these moments, and what does
     that gain over conditioning the first sketch? Trained like the learner, on every other moment."""
     learn, judge = _moments(data, held)
+    if not learn or not judge:
+        why = f"no answer is longer than {_STEP} tokens"
+        return [not_measured("coverage of the nominal 95 % bound asked again every 50 tokens", "share", why)]
     sample = Sample(
         rows=np.stack([known for *_, known in learn]),
         lengths=np.array([float(rest) for _, rest, _ in learn]),
@@ -240,10 +247,12 @@ def _again_coverage_row(bounds: Floats, rest: Floats, came: npt.NDArray[np.int64
     """Return the smallest lower limit over the moments that at least `_FEWEST` answers reached."""
     held = {g: (rest[came == g] <= bounds[came == g]) for g in np.unique(came).tolist()}
     held = {g: hits for g, hits in held.items() if len(hits) >= _FEWEST}
+    name = "coverage of the nominal 95 % bound asked again every 50 tokens, prompts never seen: least lower limit"
+    if not held:
+        return not_measured(name, "share", f"no moment is reached by {_FEWEST} answers")
     worst = min(_lower(int(hits.sum()), len(hits)) for hits in held.values())
     some = list(held)[:: max(1, len(held) // 6)]
     told = "; ".join(f"{g}: {held[g].mean():.3f} of {len(held[g])}" for g in some)
-    name = "coverage of the nominal 95 % bound asked again every 50 tokens, prompts never seen: least lower limit"
     return row(name, round(worst, 3), "share", ">= 0.90", worst >= 0.9, f"{len(held)} moments; {told}")
 
 
@@ -322,4 +331,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -24,13 +24,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.length_cohorts.algorithm import CohortOptions, Cohorts, Vector, k_means_labels
-from benchmarks.rows import Row, row, show
+from benchmarks.rows import Row, not_measured, row, show
 from benchmarks.serving_costs.stage_patterns import sessions, trajectories
 from ramify.serving.lengths.pattern_graph import PatternGraph, StageProfile, profiles
 from ramify.serving.lengths.pattern_library import Library, Matching, weigh
 
 _MOST_STAGES = 20  # of a workflow that are judged
 _ROUNDS = 6
+_FEWEST = 8  # applications: up to four cohorts of the others
 Streams = Mapping[str, Sequence[PatternGraph]]  # workflows by application
 Mates = frozenset[str]  # the other applications whose workflows are in a library
 
@@ -172,6 +173,10 @@ def rows(data: Path) -> Iterator[Row]:
         streams: dict[str, list[PatternGraph]] = defaultdict(list)
         for app, graph in graphs:
             streams[app].append(graph)
+        if len(streams) < _FEWEST:
+            few = f"{len(streams)} applications, at least {_FEWEST} are needed"
+            yield not_measured(f"cohorts of {name}", "", few)
+            continue
         found = ways(streams)
         for first in (True, False):
             at = [key for key in found["all"] if (key[1] == 0) == first]
@@ -186,9 +191,12 @@ def _row(name: str, which: str, at: Sequence[tuple[str, int]], found: Mapping[st
             left, tokens, share = np.mean([(one.left, one.tokens, one.share) for one in known], axis=0).tolist()
             said[way] = (left, f"{left:.2f}, {tokens:.2f}, {share:.2f}")
     note = "; ".join(f"{way} {figures}" for way, (_, figures) in said.items())
-    best = min((way for way in said if way != "all"), key=lambda way: said[way][0])
+    title = f"seconds still to come, {which} workflows of {name}: one library for all"
+    best = min((way for way in said if way != "all"), key=lambda way: said[way][0], default=None)
+    if best is None or "all" not in said:
+        return not_measured(title, "error of ln", "no such workflow could be foreseen")
     return row(
-        f"seconds still to come, {which} workflows of {name}: one library for all (peer: {best})",
+        f"{title} (peer: {best})",
         round(said["all"][0], 3),
         "error of ln",
         peer=best,

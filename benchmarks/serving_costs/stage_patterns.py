@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks import rows as rows_
-from benchmarks.rows import Row
+from benchmarks.replay.errors import BadTrace
+from benchmarks.replay.inputs.traces import MISSHAPEN, files_of, load
+from benchmarks.rows import Row, not_measured
 from benchmarks.serving_costs.synthetic_lengths import research
 from ramify.serving.lengths.pattern_graph import Kind, Node, PatternGraph, encode, linked, profiles
 from ramify.serving.lengths.pattern_library import Library, Matching
@@ -39,6 +41,8 @@ def pattern_rows(data: Path | None) -> list[Row]:
     if data is not None:
         sets = {"agent sessions": list(sessions(data)), "tool trajectories": list(trajectories(data))}
     sets = {name: graphs for name, graphs in sets.items() if graphs}
+    if not sets:
+        return [not_measured("pattern match", "ms", f"{data} has no agent sessions or tool trajectories")]
     out = [_match_row([graph for graphs in sets.values() for _, graph in graphs])]
     return out + [_error_row(name, graphs) for name, graphs in sets.items()]
 
@@ -77,6 +81,9 @@ def _error_row(name: str, graphs: list[tuple[str, PatternGraph]]) -> Row:
         for key, graph in graphs:
             if key in held and graph.stages >= stages:
                 _judge(library, graph, errors)
+    title = f"next-stage error of {name}, later half of {stages} stages (peer: first half)"
+    if not errors[Split.ACCUMULATED][0]:
+        return not_measured(title, "share", f"no request of {len(graphs)} has as many, with others to learn from")
     curve = {split: [statistics.median(e) for e in at] for split, at in errors.items()}
     ours = curve[Split.ACCUMULATED]
     alternatives = ", ".join(
@@ -89,7 +96,6 @@ def _error_row(name: str, graphs: list[tuple[str, PatternGraph]]) -> Row:
     )
     half = stages // 2
     first, later = statistics.fmean(ours[:half]), statistics.fmean(ours[half:])
-    title = f"next-stage error of {name}, later half of {stages} stages (peer: first half)"
     return row(title, round(later, 3), "share", "falls", later < first, note, "first half", round(first, 3))
 
 
@@ -107,7 +113,8 @@ def _judge(library: Library, graph: PatternGraph, errors: dict[Split, list[list[
             Split.REMAINING: own / max(1e-9, done[-1] - before),
         }
         ours = matching.estimate()
-        assert ours is not None
+        if ours is None:  # nothing to learn from
+            return
         for split, actual in true.items():
             errors[split][s].append(abs(ours.share(s, split) - actual) / max(1e-3, actual))
         matching.extend(stages[s])
@@ -115,38 +122,53 @@ def _judge(library: Library, graph: PatternGraph, errors: dict[Split, list[list[
 
 def sessions(data: Path) -> Iterator[tuple[str, PatternGraph]]:
     """A person's request to a coding agent is one compound request, from its text to the end of the agent's turn."""
-    for path in sorted((data / "agent_sessions").glob("*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            calls = [c for c in json.load(file)["requests"] if c["type"] != "subagent"]
-        turn: list[list[Node]] = []
-        for call in calls:
-            gap = [Node(Kind.TOOL, "tool", 0, seconds=call.get("think_time") or 0.0)] if turn else []
-            seconds = call.get("api_time") or call.get("ttft") or 0.0
-            turn.append([*gap, Node(Kind.LLM, call["model"], 0, call["in"], call["out"], seconds)])
-            if call.get("stop") == "end_turn":
-                yield path.name, linked(turn)
-                turn = []
-        if turn:
-            yield path.name, linked(turn)
+    for path in files_of(data / "agent_sessions", ".json"):
+        raw = load(path)
+        try:
+            yield from [(path.name, graph) for graph in _of_session(raw)]
+        except MISSHAPEN as error:
+            raise BadTrace(path, f"not an agent session: {error!r}") from error
+
+
+def _of_session(raw: Any) -> Iterator[PatternGraph]:
+    turn: list[list[Node]] = []
+    for call in raw["requests"]:
+        if call.get("type") == "subagent" or call.get("in") is None or call.get("out") is None:
+            continue
+        gap = [Node(Kind.TOOL, "tool", 0, seconds=call.get("think_time") or 0.0)] if turn else []
+        seconds = call.get("api_time") or call.get("ttft") or 0.0
+        turn.append([*gap, Node(Kind.LLM, call.get("model") or "model", 0, call["in"], call["out"], seconds)])
+        if call.get("stop") == "end_turn":
+            yield linked(turn)
+            turn = []
+    if turn:
+        yield linked(turn)
 
 
 def trajectories(data: Path) -> Iterator[tuple[str, PatternGraph]]:
     """Calls and tools by name. The trace has no times, so a call takes .3 s plus 20 ms per token, and a tool half a
     second."""
-    for path in sorted((data / "tool_trajectories").glob("*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            runs = json.load(file)
-        for run in runs:
-            stages: list[list[Node]] = []
-            waiting: list[Node] = []
-            context = 0
-            for turn in run["traj"]:
-                tokens = (len(turn.get("content") or "") + len(json.dumps(turn.get("tool_calls") or ""))) // 4
-                if turn["role"] == "assistant":
-                    call = Node(Kind.LLM, "agent", 0, context, tokens, 0.3 + 0.02 * tokens + 2e-5 * context)
-                    stages.append([*waiting, call])
-                    waiting = []
-                elif turn["role"] == "tool":
-                    waiting.append(Node(Kind.TOOL, turn["name"], 0, seconds=0.5))
-                context += tokens
-            yield str(run["task_id"]), linked(stages)
+    for path in files_of(data / "tool_trajectories", ".json"):
+        raw = load(path)
+        try:
+            yield from list(_of_trajectories(raw))
+        except MISSHAPEN as error:
+            raise BadTrace(path, f"not tool trajectories: {error!r}") from error
+
+
+def _of_trajectories(runs: Any) -> Iterator[tuple[str, PatternGraph]]:
+    for run in filter(None, runs):
+        stages: list[list[Node]] = []
+        waiting: list[Node] = []
+        context = 0
+        for turn in run.get("traj") or ():
+            tokens = (len(turn.get("content") or "") + len(json.dumps(turn.get("tool_calls") or ""))) // 4
+            if turn.get("role") == "assistant":
+                call = Node(Kind.LLM, "agent", 0, context, tokens, 0.3 + 0.02 * tokens + 2e-5 * context)
+                stages.append([*waiting, call])
+                waiting = []
+            elif turn.get("role") == "tool":
+                waiting.append(Node(Kind.TOOL, turn.get("name") or "tool", 0, seconds=0.5))
+            context += tokens
+        if stages:
+            yield str(run.get("task_id")), linked(stages)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.durability import trace_hit_rates as traces
+from benchmarks.replay.errors import BadTrace
 
 
 def trajectory(*calls: tuple[str, dict[str, Any], str]) -> dict[str, Any]:
@@ -62,3 +63,34 @@ def test_a_manifest_of_another_shape_is_refused(tmp_path: Path) -> None:
     path.write_text('[{"what": 1}]')
     with pytest.raises(ValueError, match="no trace of a kind"):
         traces.rows([path])
+
+
+def test_trajectories_without_tools_and_steps_that_failed(tmp_path: Path) -> None:
+    talks: list[Any] = [{"task_id": 1}, {"traj": None}, None, {"traj": [{"role": "assistant", "content": None}]}]
+    failed: list[Any] = [None, {"steps": None}, {"steps": [{"step": 0, "x": "1 2", "new_ys": None}, {"step": 1}]}]
+    for name, trace in (("talks.json", talks), ("failed.json", failed)):
+        (tmp_path / name).write_text(json.dumps(trace))
+    tools, games = traces.rows([tmp_path / "talks.json", tmp_path / "failed.json"])
+    for one in (tools, games):
+        assert (one["ours"], one["met"]) == (None, None) and "no tool call" in one["note"]
+
+
+def test_calls_with_arguments_as_an_object_and_results_without_a_call() -> None:
+    one = trajectory(("get_order", {"id": 1}, "open"))
+    other = trajectory(("get_order", {"id": 1}, "open"))
+    other["traj"][1]["tool_calls"][0]["function"]["arguments"] = {"id": 1}
+    nameless = trajectory(("get_order", {"id": 1}, "closed"))
+    del nameless["traj"][1]["tool_calls"][0]["id"], nameless["task_id"]
+    calls = [*traces.tool_trajectories([one, other, nameless])]
+    assert traces.rate(calls, traces.by_state) == traces.Rate(2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "", "[]", '{"traj": []}', '[{"traj": [1]}]', '[{"steps": [{"new_ys": ["a"]}]}]']
+)
+def test_what_is_no_trace_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(BadTrace, match=r"other\.json: ") as caught:
+        traces.rows([path])
+    assert "\n" not in str(caught.value)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.replay.baselines.tool_gaps import Continuum, InferCept, ThunderAgent
+from benchmarks.replay.errors import TooMany
 from benchmarks.replay.inputs.agent_programs import least_prefill, programs, sessions
 from benchmarks.replay.inputs.stream_loads import beside
+from benchmarks.replay.inputs.traces import Session, Turn
+from benchmarks.replay.types import Call
 from benchmarks.tool_calls import OURS_TIERED, TIERED, WRONG, Measured, hint_of, rows_of
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import SloClass, StepModel
@@ -22,6 +27,12 @@ def test_programs_are_the_same_for_a_seed_and_share_no_block() -> None:
     blocks = [{b for call in one.calls for b in call.blocks} for one in made]
     assert sum(map(len, blocks)) == len(set().union(*blocks))
     assert all(len(one.stages) >= 4 and one.stages[0].tool_s == 0 for one in made)
+
+
+def test_programs_of_almost_empty_calls_are_too_many() -> None:
+    tiny = Session(tuple([Turn((Call(1, 1),), 1.0)] * 5))
+    with pytest.raises(TooMany, match="fewer --seconds"):
+        programs([tiny], 1.1, 900.0, 1)
 
 
 def test_readers_beside_agents_come_by_arrival() -> None:
@@ -45,6 +56,17 @@ def test_continuum_keeps_a_context_for_the_time_that_tools_take() -> None:
     there = IdleContext("there", 50_000, since=0.0)
     assert continuum.release([there], SHORT, 4.0) == []
     assert continuum.release([there], SHORT, 6.0) == ["there"]
+
+
+def test_continuum_learns_from_the_latest_gaps_of_any_length() -> None:
+    """Each gap in the middle of those seen was forgotten first, until only the shortest and longest were left."""
+    continuum = Continuum(delay_s=10.0)
+    for gap in [1.0, 5.0, 500.0] * 400:
+        continuum.returned("any", gap)
+    assert [continuum._gaps.count(gap) for gap in (1.0, 5.0, 500.0)] == [170, 171, 171]
+    for _ in range(600):
+        continuum.returned("any", 7.0)
+    assert set(continuum._gaps) == {7.0}
 
 
 def test_infercept_gives_up_what_was_away_for_longer_than_its_prefill_is_worth() -> None:

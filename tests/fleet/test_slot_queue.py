@@ -256,3 +256,12 @@ async def test_needs_that_look_alike_are_not_confused() -> None:
     alike, other = ({"x=1,y": 1.0}, {"x": 1.0, "y": 1.0})
     asked = [queue.ask(Asked("copy", Needs(resources=one), BASE)) for one in (never, first, other, alike)]
     assert [one.done() for one in asked] == [False, True, False, True]
+
+
+async def test_the_least_need_is_counted() -> None:
+    """Less than half a part counted as nothing: any number of runs had it at once."""
+    queue = queue_of("price", node := member("able", slots=4, GPU=1.0))
+    held = queue.ask(of_gpu(1e-9))
+    assert held.done() and +node.used == Counter({"GPU": 1})
+    assert not queue.ask(of_gpu(1.0)).done()
+    assert queue.can_ever_place(of_gpu(1.0))

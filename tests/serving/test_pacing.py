@@ -155,6 +155,10 @@ for (const [name, leave] of Object.entries(ways)) {
 async function* single() { yield 1; }
 const aborted = paced(single(), new Pacer(1), {signal: AbortSignal.abort(new Error('early'))});
 seen.early = await show(aborted.next());
+const rude = {next: () => never, return() { throw new Error('rude'); }, [Symbol.asyncIterator]() { return this; }};
+const left = paced(rude, new Pacer(1));
+const waits = show(left.next());
+seen.rude = [await show(left.return('mine')), await waits];
 console.log(JSON.stringify(seen));
 """
 
@@ -164,6 +168,7 @@ def test_leaving_the_javascript_module_waits_for_nothing(tmp_path: Path):
     seen = said_by_node(tmp_path, LEAVING_JS)
     assert isinstance(seen, dict)
     assert seen.pop("early") == "error early"
+    assert seen.pop("rude") == ["mine", True], "an error of the source that closes is nobody's"
     says = {"return": "mine", "throw": "error mine", "abort": True}
     for name, said in seen.items():
         way, _, when = name.partition(" ")

@@ -10,7 +10,8 @@ All serve programs by arrival.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from benchmarks.replay.baselines.ordered import Ordered, Scene
 from ramify.serving.policy.kv_retention import IdleContext, Room
 from ramify.serving.policy.types import RequestView
 
-_SEEN = 512  # gaps remembered
+_SEEN = 512  # gaps remembered, the latest ones
 
 
 def by_program() -> Ordered:
@@ -43,7 +44,8 @@ class Continuum:
 
     def __init__(self, delay_s: float = 10.0) -> None:
         self._delay_s = delay_s
-        self._gaps: list[float] = []
+        self._latest: deque[float] = deque()
+        self._gaps: list[float] = []  # the same, sorted
 
     def hopeless(self, idle: Sequence[IdleContext], now: float) -> Sequence[str]:
         """It gives up only for room."""
@@ -56,9 +58,10 @@ class Continuum:
         """As `left`."""
 
     def returned(self, program: str, after_s: float) -> None:
+        self._latest.append(after_s)
         insort(self._gaps, after_s)
         if len(self._gaps) > _SEEN:
-            del self._gaps[len(self._gaps) // 2]
+            del self._gaps[bisect_left(self._gaps, self._latest.popleft())]
 
     def release(self, idle: Sequence[IdleContext], room: Room, now: float) -> Sequence[str]:
         given, free = list[str](), room.free

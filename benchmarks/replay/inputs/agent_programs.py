@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
+from benchmarks.replay.errors import TooMany
 from benchmarks.replay.inputs.traces import Session, Turn, read
 from benchmarks.replay.inputs.workload import gpu_seconds
 from benchmarks.replay.types import Call, Program, ProgramId, Stage
@@ -19,6 +20,7 @@ TURNS = 20  # of a program, at most
 FEWEST = 4
 ABREAST = 8  # calls in a batch, for the cost of a program
 LONGEST = 200_000  # tokens of a context
+MOST = 20_000  # programs; 900 s of kv-cache-tester's sessions have a few hundred
 
 
 def sessions(trace: Path | None, seed: int) -> list[Session]:
@@ -43,11 +45,13 @@ def _made_up(chance: Random) -> Session:
 
 
 def programs(found: Sequence[Session], load: float, seconds: float, seed: int) -> list[Program]:
-    """Return programs that arrive at random times. Deterministic."""
+    """Return programs that arrive at random times. Deterministic. Raises TooMany."""
     chance = Random(f"{seed}")
     pieces = [piece for session in found for piece in pieces_of(session)]
     cost = fmean(sum(gpu_seconds(piece, STEP, ABREAST)) for piece in pieces)
     rate, at, made = load / cost, 0.0, list[Program]()
+    if rate * seconds > MOST:
+        raise TooMany(rate * seconds, MOST, load, seconds)
     while True:
         at += chance.expovariate(rate)
         if at >= seconds:

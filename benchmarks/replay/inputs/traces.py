@@ -1,4 +1,4 @@
-"""Reads traces of arrivals and lengths in three published formats, and pairs of texts, gzipped or not.
+"""Reads traces of arrivals and lengths in three published formats, pairs of texts, and other JSON, gzipped or not.
 
 | format | recognised by | publisher |
 |---|---|---|
@@ -31,6 +31,12 @@ LONGEST = 10_000_000  # tokens of a call: a longer one is an error in the file, 
 MISSHAPEN = (ValueError, OverflowError, TypeError, LookupError, AttributeError, RecursionError)
 
 
+def files_of(folder: Path, ending: str) -> list[Path]:
+    """Return the files of a folder whose names end so, gzipped or not, by name. There are none without the folder."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(p for p in found if p.name.endswith((ending, f"{ending}.gz")) and not p.name.startswith("."))
+
+
 def text(path: Path) -> str:
     """Return the text of a file, gzipped or not. Raises BadTrace if it cannot be read."""
     try:
@@ -38,6 +44,15 @@ def text(path: Path) -> str:
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise BadTrace(path, f"cannot be read: {error}") from error
+
+
+def load(path: Path) -> Any:
+    """Return the JSON of a file, gzipped or not. Raises BadTrace."""
+    whole = text(path)
+    try:
+        return json.loads(whole)
+    except (ValueError, RecursionError) as error:
+        raise BadTrace(path, f"is no JSON: {error}") from error
 
 
 _MOONCAKE_BLOCK = 512
@@ -72,8 +87,7 @@ class Trace:
 def read(path: Path) -> Trace:
     """Read a trace. Raises BadTrace, with the line, if the file has none of the formats."""
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
-        if not files:
+        if not (files := files_of(path, ".json")):
             raise BadTrace(path, "a folder without a .json or .json.gz: agent sessions are one file each")
         return _sessions(path, files)
     whole = text(path)
@@ -103,7 +117,7 @@ def response_pairs(path: Path) -> Iterator[Mapping[str, str]]:
     """Yield a file's pairs, `{"prompt", "response", "dataset"}` in a line. Raises BadTrace, with the line."""
     for number, line in _lines(text(path)):
         try:
-            pair = {"dataset": "", **json.loads(line)}
+            pair = {**(raw := json.loads(line)), "dataset": raw.get("dataset") or ""}
         except MISSHAPEN as error:
             raise BadTrace(path, f"line {number}: {error!r}") from error
         if not all(isinstance(pair.get(name), str) for name in ("prompt", "response", "dataset")):
@@ -119,36 +133,41 @@ def _lines(whole: str) -> Iterator[tuple[int, str]]:
 
 
 def _azure(path: Path, whole: str) -> Iterator[Arrival]:
-    reader = csv.DictReader(whole.splitlines())
+    reader = csv.reader(whole.splitlines())
     wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     try:
-        names = [name.strip() for name in reader.fieldnames or []]
+        names = [name.strip() for name in next(filter(_filled, reader), [])]
     except csv.Error:  # a quote is never closed
         names = []
     if not set(wanted) <= set(names):
         raise BadTrace(path, f"neither JSON nor a CSV with the columns {', '.join(wanted)}")
-    reader.fieldnames = names
+    places = [names.index(name) for name in wanted]
     try:
-        for row in reader:
-            if None in row.values():
+        for row in filter(_filled, reader):
+            if len(row) < len(names):
                 raise ValueError(f"fewer than the header's {len(names)} columns")
-            at = _clock(row["TIMESTAMP"])
-            yield Arrival(at, Call(_length(row["ContextTokens"]), _length(row["GeneratedTokens"])))
-    except csv.Error as error:  # of the line that could not be read
-        raise BadTrace(path, f"line {reader.line_num + 1}: {error}") from error
-    except ValueError as error:
+            at, prompt, answer = [row[place] for place in places]
+            yield Arrival(_clock(at), Call(_length(prompt), _length(answer)))
+    except (csv.Error, ValueError) as error:
         raise BadTrace(path, f"line {reader.line_num}: {error}") from error
 
 
+def _filled(row: Sequence[str]) -> bool:
+    return any(map(str.strip, row))
+
+
 _CLOCK = re.compile(r"(?P<second>[^.+Z]+?)(?P<fraction>\.\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?")
+_SECONDS = re.compile(r"\d{1,11}(\.\d*)?")  # more digits are no seconds, but a date or smaller units
 
 
 def _clock(text: str) -> float:
-    """Return the seconds of a time like `2023-11-16 18:15:46.6805900`, whose seventh decimal Python cannot read.
-
-    Without a zone it is UTC.
+    """Return the seconds of a number, or of a time like `2023-11-16 18:15:46.6805900`, whose seventh decimal Python
+    cannot read. Without a zone it is UTC.
     """
-    found = _CLOCK.fullmatch(text.strip())
+    text = text.strip()
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    found = _CLOCK.fullmatch(text)
     if found is None:
         raise ValueError(f"not a time: {text!r}")
     begin = datetime.fromisoformat(found["second"] + (found["zone"] or "+00:00").replace("Z", "+00:00"))
@@ -156,10 +175,11 @@ def _clock(text: str) -> float:
 
 
 def _mooncake(path: Path, whole: str) -> Iterator[Arrival]:
+    names: dict[object, int] = {}
     for number, line in _lines(whole):
         try:
             row = json.loads(line)
-            blocks = tuple(int(b) for b in row.get("hash_ids") or ())
+            blocks = tuple(_block(b, names) for b in row.get("hash_ids") or ())
             call = Call(_length(row["input_length"]), _length(row["output_length"]), blocks, _MOONCAKE_BLOCK)
             yield Arrival(_time(row["timestamp"]) / 1000, call)
         except MISSHAPEN as error:
@@ -167,6 +187,14 @@ def _mooncake(path: Path, whole: str) -> Iterator[Arrival]:
 
 
 _MOONCAKE_FIELDS = "timestamp (ms), input_length, output_length"
+_NAMED = 1 << 39  # blocks with names that are no numbers below this are numbered from here on
+
+
+def _block(raw: object, names: dict[object, int]) -> int:
+    """Return the number of a block. A name may be a text, or more than a token's 64 bits."""
+    if isinstance(raw, int) and 0 <= raw < _NAMED:
+        return raw
+    return names.setdefault(raw, _NAMED + len(names))
 
 
 def _is_session(whole: str) -> bool:
@@ -180,11 +208,11 @@ def _is_session(whole: str) -> bool:
 
 
 def _sessions(path: Path, files: Sequence[Path]) -> Trace:
-    sessions, arrivals = [], list[Arrival]()
+    sessions, arrivals, names = [], list[Arrival](), dict[object, int]()
     for number, file in enumerate(files):
         whole = text(file)
         try:
-            spans = sorted(_spans(json.loads(whole), number), key=lambda span: span[0])
+            spans = sorted(_spans(json.loads(whole), number, names), key=lambda span: span[0])
         except MISSHAPEN as error:
             raise BadTrace(file, f"not an agent session: {error!r}") from error
         arrivals += [Arrival(begin, call) for begin, _, call in spans]
@@ -197,10 +225,10 @@ def _sessions(path: Path, files: Sequence[Path]) -> Trace:
 
 def _length(raw: Any) -> int:
     """Return a length in tokens; 1 if the trace has 0."""
-    tokens = int(raw)
+    tokens = float(raw)
     if not 0 <= tokens <= LONGEST:
-        raise ValueError(f"a length of {tokens} tokens")
-    return max(1, tokens)
+        raise ValueError(f"a length of {tokens:g} tokens")
+    return max(1, int(tokens))
 
 
 def _time(raw: Any) -> float:
@@ -213,25 +241,29 @@ def _time(raw: Any) -> float:
 _Span = tuple[float, float, Call]  # begin, end
 
 
-def _spans(raw: Mapping[str, Any], number: int) -> Iterator[_Span]:
-    """Yield every call of a session and of its sub-agents. Block names are local to a session, so its number is
-    added.
+def _spans(raw: Mapping[str, Any], number: int, names: dict[object, int]) -> Iterator[_Span]:
+    """Yield every call of a session and of its sub-agents. Block names are local to a session: `names` has numbers
+    for those of all sessions.
     """
-    size = int(raw.get("block_size", 64))
+    size = 64 if raw.get("block_size") is None else int(raw["block_size"])
     if size < 1:
         raise ValueError(f"blocks of {size} tokens")
-    for request in raw["requests"]:
-        inner = request.get("requests")
-        offset = 0.0
-        if inner:  # a sub-agent's clock may start with the sub-agent
-            offset = _time(request["t"]) if _time(inner[0]["t"]) < _time(request["t"]) else 0.0
-        for one in inner or [request]:
-            if "in" not in one or "out" not in one:
-                continue
-            begin = _time(one["t"]) + offset
-            blocks = tuple(number * 1_000_000 + int(b) for b in one.get("hash_ids") or ())
-            call = Call(_length(one["in"]), _length(one["out"]), blocks, size)
-            yield begin, begin + _time(one.get("api_time") or 0.0), call
+    for begin, one in _calls(raw["requests"], 0.0):
+        blocks = tuple(names.setdefault((number, b), len(names)) for b in one.get("hash_ids") or ())
+        call = Call(_length(one["in"]), _length(one["out"]), blocks, size)
+        yield begin, begin + _time(one.get("api_time") or 0.0), call
+
+
+def _calls(requests: Sequence[Mapping[str, Any]], offset: float) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """Yield the calls of an agent, and of its sub-agents and theirs, each with its time. `offset`: of its clock."""
+    for request in requests:
+        if inner := request.get("requests"):
+            begin = _time(request["t"]) + offset
+            first = min([_time(one["t"]) for one in inner])
+            # A sub-agent's clock may start with the sub-agent.
+            yield from _calls(inner, begin if first + offset < begin else offset)
+        elif request.get("in") is not None and request.get("out") is not None:
+            yield _time(request["t"]) + offset, request
 
 
 def _turns(spans: Sequence[_Span]) -> Iterator[Turn]:

@@ -164,8 +164,9 @@ class StreamFigures:
 
     @property
     def correlation(self) -> float:
-        """Pearson's, of a batch's size and its context."""
-        return correlation([step.calls for step in self._steps], [step.context for step in self._steps])
+        """Pearson's, of a batch's size and its context; NaN if all batches are alike."""
+        calls, contexts = [step.calls for step in self._steps], [step.context for step in self._steps]
+        return correlation(calls, contexts) if len({*calls}) > 1 and len({*contexts}) > 1 else nan
 
     def timelines(self, name: str) -> list[Row]:
         note = f"{self.late:.0%} of all tokens late; streams at {HARD}/s"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from benchmarks.replay.errors import BadTrace
+from benchmarks.replay.errors import BadTrace, TooMany
+from benchmarks.replay.inputs import traces
 from benchmarks.replay.inputs.stream_loads import (
     BURST,
     BUSY,
@@ -85,3 +87,23 @@ def test_the_capacity_counts_the_prompt_and_a_share_of_a_full_step_for_each_toke
     (load,) = SWEEPS["lengths"]
     assert load.at_rate(calls, SETTING).rate == pytest.approx(BUSY * capacity(calls, SETTING), rel=0.05)
     assert Load().at_rate(calls, SETTING).rate == HARD
+
+
+def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.jsonl"
+    line = '{"timestamp": 0, "input_length": 90, "output_length": 20}\n'
+    path.write_text(line * 3)
+    assert len(arrivals_of(path, tmp_path)) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(traces, "text", lambda _: pytest.fail("it was read again"))
+        assert [one.call.prompt for one in arrivals_of(path, tmp_path, times=2)] == [180] * 3
+    path.write_text(line * 4)
+    os.utime(path, ns=(1, 1))
+    assert len(arrivals_of(path, tmp_path)) == 4
+
+
+def test_calls_that_are_almost_empty_are_too_many() -> None:
+    calls = [Arrival(0.0, Call(1, 2))] * 2
+    load = Load(busy=True).at_rate(calls, SETTING)
+    with pytest.raises(TooMany, match="fewer --seconds"):
+        programs(calls, load, 240.0, 1)

@@ -98,3 +98,11 @@ def test_what_was_seen_survives_the_way_between_processes() -> None:
     back = StreamFigures.read(json.loads(json.dumps(seen.told())))
     assert back.told() == seen.told() and back.contexts() == seen.contexts()
     assert [rows(back, "a") for rows in FIGURES.values()] == [rows(seen, "a") for rows in FIGURES.values()]
+
+
+def test_batches_that_are_all_alike_have_no_correlation() -> None:
+    figures = StreamFigures()
+    for _ in range(2):
+        figures.stepped(WatchedStep(1.0, 1, 300, 0.5, 0, 0))
+    (found,) = figures.batches("fcfs")
+    assert found["ours"] is None
