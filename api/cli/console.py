@@ -147,9 +147,10 @@ def say_json(value: object) -> None:
 
 def json_text(value: object) -> str:
     try:
-        return json.dumps(value, indent=2, allow_nan=False)
+        text = json.dumps(value, indent=2, allow_nan=False)
     except ValueError:  # NaN or infinity
-        return json.dumps(_finite(value), indent=2)
+        text = json.dumps(_finite(value), indent=2)
+    return text.replace("\x7f", "\\u007f")  # the only control character that JSON leaves as it is
 
 
 def _finite(value: object) -> object:

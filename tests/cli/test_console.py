@@ -73,3 +73,11 @@ def test_nan_and_infinity_are_text_in_json(capfd: pytest.CaptureFixture[str]) ->
     say_json({"of": [float("nan"), -float("inf"), 1.5], "s": "\ud800"})
     said = json.loads(capfd.readouterr().out, parse_constant=lambda name: pytest.fail(name))
     assert said == {"of": ["NaN", "-Infinity", 1.5], "s": "\ud800"}
+
+
+def test_json_of_any_character_can_be_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "".join(map(chr, [*range(0x300), 0x200B, 0x202E, 0x2028, 0xFEFF, 0xE0001]))
+    say_json({text: text})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {text: text}
+    assert [one for one in printed if one != "\n" and not " " <= one <= "~"] == []
