@@ -162,8 +162,10 @@ class Gateway:
 
     def told(self, error: ApiError, upstream: Upstream | None) -> ApiError:
         """The error as clients may see it. With keys, clients are not the operator: they see no address of an
-        engine."""
-        return without_address(error, upstream.shown) if self._keys and upstream is not None else error
+        engine. Nobody sees the one of an engine that we started: it is reached through this gateway only."""
+        if upstream is None or not (self._keys or upstream.ours):
+            return error
+        return without_address(error, upstream.shown)
 
     async def asked(self, path: str) -> Mapping[str, object]:
         """What any engine that is up says at a path. Raises ApiError."""

@@ -150,3 +150,45 @@ async def test_anthropic_helpers(served: str) -> None:
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 4)
     assert (listed.first_id, listed.last_id, listed.has_more) == (listed.data[0].id, listed.data[-1].id, False)
     assert counted.input_tokens == whole.usage.input_tokens == final.usage.input_tokens
+
+
+async def test_what_is_not_served_is_an_error_of_the_clients_own(served: str) -> None:
+    """Also where the client sends a form, or no content type at all."""
+    async with openai.AsyncOpenAI(base_url=served, api_key="none", max_retries=0) as client:
+        for asked in (
+            client.embeddings.create(model="m", input="a"),
+            client.files.create(file=b"a", purpose="batch"),
+            client.files.delete("file"),
+            client.audio.transcriptions.create(file=("a.wav", b"a"), model="m"),
+            client.moderations.create(input="a"),
+            client.responses.retrieve("resp"),
+            client.responses.delete("resp"),
+            client.responses.cancel("resp"),
+            client.models.retrieve("none"),
+        ):
+            with pytest.raises(openai.NotFoundError) as missing:
+                await asked
+            assert missing.value.param in ("path", "model")
+        long: list[Any] = [{"role": "user", "content": "word " * 9000}]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=long)
+        assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+        seen: list[Any] = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "http://a/b"}}]}]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=seen)
+        assert refused.value.param == "messages" and "127.0.0.1" not in str(refused.value)
+
+
+async def test_what_is_not_served_is_an_error_of_anthropics_client(served: str) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the official Anthropic client is not installed")
+    root = served.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=root, api_key="none", max_retries=0) as client:
+        for asked in (
+            client.messages.batches.create(requests=[]),
+            client.messages.batches.delete("batch"),
+            client.beta.files.upload(file=("a.txt", b"a")),
+            client.models.retrieve("none"),
+        ):
+            with pytest.raises(anthropic.NotFoundError) as missing:
+                await asked
+            assert missing.value.body["error"]["type"] == "not_found_error"

@@ -173,6 +173,7 @@ class SupervisedEngine:
         self._upstream = Upstream(
             engine.base_url,
             key=self._key,
+            ours=True,
             hang_s=self._hang_s,
             whole_s=self._whole_s,
             queues=queues,

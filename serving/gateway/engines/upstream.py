@@ -54,6 +54,8 @@ class Upstream:
         constraint may block that loop, the metrics show whether it turns; its `/health` does not, because llama.cpp
         answers that from other threads.
 
+    ours: Ramify started it. Then nobody needs its address.
+
     Time in which this process's event loop was blocked does not count as silence.
     """
 
@@ -66,12 +68,13 @@ class Upstream:
         whole_s: float = WHOLE_S,
         queues: bool = False,
         loops: bool = False,
+        ours: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
         self.hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
-        self.queues = queues
+        self.queues, self.ours = queues, ours
         self._loops = loops
         self.constrained = ConstrainedCalls()
         self.stood_still = False

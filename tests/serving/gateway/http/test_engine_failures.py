@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
+from ramify.serving.gateway.engines.replicas import Replica
+from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.testing import Fault, ScriptedModel
 from tests.serving.gateway.http.gateway_in_process import MESSAGES, client_of, events, gateway
 
@@ -258,3 +261,13 @@ async def test_clients_with_keys_see_no_address_of_an_engine(
         response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
     assert "upstream_" in response.text
     assert ("http://engine" in response.text) is not bool(keys)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nobody_sees_the_address_of_an_engine_that_ramify_started(stream: bool) -> None:
+    model = ScriptedModel(lambda _: "ok", faults=[Fault.REFUSE, Fault.ERROR_500, Fault.GARBAGE, Fault.HANG])
+    one = Replica(0, 1, Upstream("http://engine:9/v1", transport=model, ours=True, hang_s=0.05, whole_s=0.05))
+    async with client_of(create_gateway([one])) as client:
+        for status in (503, 502, 502, 504):
+            answer = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
+            assert answer.status_code == status and "engine:9" not in answer.text, answer.text
