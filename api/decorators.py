@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import aclosing
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -28,6 +27,7 @@ from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox, sandbox_param
 from ramify.runtime.user_code.scope import current_scope, is_in_a_run
 from ramify.runtime.user_code.worker_threads import await_on_loop, run_loop_of_thread, running_loop, start_on_run_loop
 from ramify.runtime.user_code.workflow_loader import canonical_module, file_ref, load_target
+from ramify.step_options import check_hook, check_options, one_of
 
 if TYPE_CHECKING:
     from ramify.compiler.kept_plans import KeptPlans
@@ -147,10 +147,14 @@ def step(
     - `in_fork`: what happens on a branch of a fork, or in a run forked from another: "refuse" (the default), use the
       "recorded" result for the same arguments, or run it and "leave" its effect.
     """
-    outside = Outside(idempotent, reconcile, compensate, _one_of(InFork, "in_fork", in_fork) or InFork.REFUSE)
-    declared = _one_of(Effect, "effect", effect)
+    check_options(name=name, retry=retry, reuse=reuse, idempotent=idempotent)
+    outside = Outside(idempotent, reconcile, compensate, one_of(InFork, "in_fork", in_fork) or InFork.REFUSE)
+    declared = one_of(Effect, "effect", effect)
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
+        if isinstance(function, staticmethod | classmethod):
+            what, kind = function.__func__.__qualname__, type(function).__name__
+            raise TypeError(f"@step stands above @{kind} of {what}: put it below, directly above the `def`")
         if not inspect.isroutine(function):
             raise TypeError(f"{function!r} is not a function: put @step on a `def` or an `async def`")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -176,23 +180,13 @@ def step(
                 f"step {function.__qualname__!r} is irreversible and declared reuse=True: if its result were reused, "
                 "the effect would not happen. Remove one of the two; in_fork='recorded' reuses the result on a branch"
             )
-        if retry < 0:
-            raise ValueError(f"step {function.__qualname__!r}: retry={retry} is negative")
+        check_hook(function, "reconcile", reconcile, "key", left_out=parameter)
+        check_hook(function, "compensate", compensate, "key", "result", left_out=parameter)
         limit = None if timeout is None else seconds(timeout)
         definition = StepDef(name or function.__qualname__, function, known, parameter, reuse, retry, limit, outside)
         return Step(function, definition, declared)
 
     return decorate if function is None else decorate(function)
-
-
-E = TypeVar("E", bound=StrEnum)
-
-
-def _one_of(kind: type[E], argument: str, given: str | None) -> E | None:
-    """Raises `ValueError`, which names the values that there are."""
-    if given is None or given in list(kind):
-        return None if given is None else kind(given)
-    raise ValueError(f"@step({argument}={given!r}): use one of {', '.join(repr(str(one)) for one in kind)}")
 
 
 class Workflow(Generic[P, R]):

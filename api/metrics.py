@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, write_to_textfile
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, write_to_textfile
 
 from ramify.compiler.plan import OpKind
 from ramify.inspect.model_calls import call_times
@@ -22,11 +24,18 @@ _SECONDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class RunMetrics:
-    """An observer that counts. `file`: rewritten whole whenever a run ends."""
+    """An observer that counts. `file`: rewritten whole whenever a run ends; a pipe or a device, such as /dev/stdout,
+    is written to.
+
+    Raises `NotADirectoryError` or `FileNotFoundError` for a file in a folder that is not there.
+    """
 
     def __init__(self, file: Path | None = None) -> None:
         self.registry = r = CollectorRegistry()
-        self._file = file
+        self._file = None if file is None else file.resolve()  # what a link leads to is replaced, not the link
+        if self._file is not None and not (folder := self._file.parent).is_dir():
+            number = errno.ENOTDIR if folder.exists() else errno.ENOENT
+            raise OSError(number, os.strerror(number), str(folder))
         self._began = Counter("ramify_runs_begun", "Runs that started or were resumed", ["resumed"], registry=r)
         self._ended = Counter("ramify_runs", "Runs that ended", ["status"], registry=r)
         self._steps = Counter("ramify_steps", "Steps by outcome", ["outcome"], registry=r)
@@ -51,7 +60,7 @@ class RunMetrics:
             case RunEnded():
                 self._ended.labels(event.status.value).inc()
                 if self._file is not None:
-                    write_to_textfile(str(self._file), self.registry)
+                    _write(self._file, self.registry)
             case _:
                 pass
 
@@ -75,3 +84,13 @@ class RunMetrics:
         self._tokens.labels("output").inc(times.completion_tokens)
         if times.met is not None:
             self._slo.labels("yes" if times.met else "no").inc()
+
+
+def _write(file: Path, registry: CollectorRegistry) -> None:
+    """Replace a file in one step, so that nobody reads half of it. What is no file is written to: a device that a new
+    file replaced would be lost to the whole machine."""
+    if file.is_file() or not file.exists():
+        write_to_textfile(str(file), registry)
+        return
+    with file.open("wb") as open_file:
+        open_file.write(generate_latest(registry))

@@ -4,23 +4,24 @@ checkpoint of another run, for a fork, and two for a merge."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify import paths
 from ramify.code_changes import is_from_current_files, placed
+from ramify.compiler.declarations import WorkflowInfo
 from ramify.compiler.plan import Plan
 from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.inspect.checkpoint_graph import ancestry
 from ramify.runtime.codec.return_types import refuse_unstorable_return
-from ramify.runtime.durations import Duration, seconds
+from ramify.runtime.durations import Duration, seconds, shown
 from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound
 from ramify.runtime.estimates.recorded_runs import RecentRuns, learned
 from ramify.runtime.execution.new_runs import Launch, new_run_id
@@ -49,11 +50,13 @@ async def launch_of(
     Without a plan the workflow is compiled, with the durations of its recorded runs. Raises `BadArguments` and
     `PlanMismatch`.
     """
-    info = workflow.__ramify_workflow__
+    info = _info_of(workflow)
+    if plan is not None and not isinstance(plan, Plan):
+        raise TypeError(f"plan={shown(plan)} is no plan: give what Plan.from_json(text) returns, or leave it out")
     try:
-        signature(workflow.__wrapped__).bind(*args, **kwargs)
+        inspect.signature(workflow.__wrapped__).bind(*args, **kwargs)
     except TypeError as error:
-        raise BadArguments(f"{info.name}{signature(workflow.__wrapped__)}: {error}") from None
+        raise BadArguments(f"{info.name}{inspect.signature(workflow.__wrapped__)}: {error}") from None
     refuse_unstorable_return(workflow.__wrapped__, f"workflow {info.name!r}")
     folder = workspace if workspace is not None else workflow.workspace
     code: dict[str, str] = {}
@@ -69,6 +72,16 @@ async def launch_of(
     limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
     where = None if folder is None else Path(folder)
     return Launch(plan, args, dict(kwargs), where, limit), code
+
+
+def _info_of(workflow: object) -> WorkflowInfo:
+    """Raises `TypeError` for what is no workflow."""
+    info = getattr(workflow, "__ramify_workflow__", None)
+    if isinstance(info, WorkflowInfo):
+        return info
+    name = getattr(workflow, "__qualname__", None)
+    mend = "put @workflow on it" if inspect.isfunction(workflow) else "give a function under @workflow"
+    raise TypeError(f"{shown(workflow) if name is None else name} is not a workflow: {mend}")
 
 
 def _checked(given: Plan, workflow: Workflow[..., Any]) -> tuple[Plan, dict[str, str]]:

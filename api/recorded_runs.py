@@ -135,24 +135,34 @@ class RecordedRuns:
         Of each effect the last attempt; with `earlier` also those before it, such as one before
         `approve(happened=False)`.
         """
-        return await self.store.effects(RunId(run_id or self._last()), earlier=earlier)
+        run = self._named(run_id)
+        return await self.store.effects(run, earlier=earlier) or await self._none_of(run)
 
     async def journal(self, run_id: str | None = None) -> list[OpRecord]:
         """The journal of a run (by default the last one), in order."""
-        return await self.store.ops(RunId(run_id or self._last()))
+        run = self._named(run_id)
+        return await self.store.ops(run) or await self._none_of(run)
 
     async def llm_calls(self, run_id: str | None = None) -> list[LLMRecord]:
         """The model calls of a run (by default the last one), in order."""
-        return await self.store.llm(RunId(run_id or self._last()))
+        run = self._named(run_id)
+        return await self.store.llm(run) or await self._none_of(run)
 
     async def record(self, run_id: str | None = None) -> RunRecord:
         """The row of a run (by default the last one)."""
-        return await self.store.run(RunId(run_id or self._last()))
+        return await self.store.run(self._named(run_id))
 
-    def _last(self) -> str:
+    def _named(self, run_id: str | None) -> RunId:
+        if run_id is not None:
+            return RunId(run_id)
         if self.last_run_id is None:
             raise ValueError("no run has been started by this runtime: name one")
         return self.last_run_id
+
+    async def _none_of(self, run: RunId) -> list[Any]:
+        """Return no rows of a run. Raises `RunNotFound` if there is no such run."""
+        await self.store.run(run)
+        return []
 
 
 def ids_of(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> set[str]:

@@ -15,6 +15,7 @@ from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.open_bucket import OpenBucket
+from ramify.runtime.durations import shown
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import Settings
 from ramify.runtime.worlds.recovery import Fetch
@@ -110,7 +111,12 @@ class Resources:
 
     def require_backend(self, name: str) -> None:
         """Raise `RunError` if there is no backend of that name."""
-        if self._given_backend is None and name not in NAMES:
+        given = self._given_backend
+        if given is not None and not callable(given) and not hasattr(given, "__aenter__"):
+            raise TypeError(
+                f"Runtime(sandbox={shown(given)}): give one of {', '.join(NAMES)}, or a backend of your own"
+            )
+        if given is None and name not in NAMES:
             raise RunError(
                 f"there is no sandbox backend {name!r}: choose one of {', '.join(NAMES)} (--sandbox, "
                 "$RAMIFY_SANDBOX), or pass your own to Runtime(sandbox=…)"
@@ -219,9 +225,30 @@ def reuse_check_share(values: Mapping[str, str]) -> float:
     return checked_share("RAMIFY_CHECK_REUSE", share, text)
 
 
+def check_arguments(
+    *,
+    texts: Mapping[str, object],
+    places: Mapping[str, object],
+    calls: Mapping[str, object],
+    switches: Mapping[str, object],
+) -> None:
+    """Raises `TypeError`, which names the argument of `Runtime` that is of another type. None is of every type."""
+    for kinds, what, given in (
+        ((str,), "give a text", texts),
+        ((str, Path), "give a path as a str or a pathlib.Path", places),
+        ((bool,), "write True or False", switches),
+    ):
+        for name, value in given.items():
+            if value is not None and not isinstance(value, kinds):
+                raise TypeError(f"Runtime({name}={shown(value)}): {what}")
+    for name, value in calls.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"Runtime({name}={shown(value)}): give a function")
+
+
 def checked_share(name: str, share: float, text: object) -> float:
     """Raises `RunError`, which names the argument or variable and shows its `text`."""
-    if not 0 <= share <= 1:
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise RunError(f"{name}={text!r} is not a share: write a number from 0 (none) to 1 (all)")
     return share
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ramify.runtime.durations import Duration, seconds
+from ramify.runtime.durations import Duration, seconds, shown
 from ramify.runtime.effects.fence import idempotency_key as key_of
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.execution.forks import Fork
@@ -105,6 +105,8 @@ def patched(name: str) -> bool:
     if not isinstance(scope, RunScope):
         raise NotInARun("ramify.patched() was called in a LangGraph node: a thread continues with the graph as it is")
     refuse_inside_step("patched() was called")
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"ramify.patched({shown(name)}): a patch has a name, a text that is not empty")
     if run_loop_of_thread() is None:
         return is_patched(scope, name)
 
@@ -170,7 +172,7 @@ class LLM:
         top_p: float = 1.0,
         max_tokens: int = 256,
         seed: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         top_logprobs: int = 0,
         model: str = "default",
     ) -> Awaitable[ChatResult]:
@@ -182,7 +184,7 @@ class LLM:
             top_p=top_p,
             max_tokens=max_tokens,
             seed=seed,
-            stop=tuple(stop),
+            stop=_stops(stop),
             top_logprobs=top_logprobs,
         )
         return _call([request], call_site(), "chat", _first)
@@ -197,7 +199,7 @@ class LLM:
         top_p: float = 1.0,
         max_tokens: int = 256,
         seed: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         model: str = "default",
     ) -> AnswerStream:
         """One completion, read while it comes: `async for piece in llm.stream(…)`; in a plain function `for`.
@@ -214,7 +216,7 @@ class LLM:
             top_p=top_p,
             max_tokens=max_tokens,
             seed=seed,
-            stop=tuple(stop),
+            stop=_stops(stop),
         )
         return _stream(request, call_site(), None if pace is None else seconds(pace))
 
@@ -227,7 +229,7 @@ class LLM:
         system: str | None = None,
         temperature: float = 0.8,
         max_tokens: int = 256,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         model: str = "default",
     ) -> Awaitable[list[str]]:
         """`n` samples of one prompt, requested at once as one stage: their texts, in order.
@@ -235,6 +237,8 @@ class LLM:
         `need`: so many suffice. The first that come are returned, the other calls are cancelled, and up to `n - need`
         may fail. A resume returns the same ones. Raises `ValueError` if it is not from 1 to `n`.
         """
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"llm.propose(n={shown(n)}): n is a whole number from 1")
         if need is not None and not 1 <= need <= n:
             raise ValueError(f"llm.propose(n={n}, need={need}): need is from 1 to n")
         requests = [
@@ -243,7 +247,7 @@ class LLM:
                 model=model,
                 temperature=temperature,
                 max_tokens=max_tokens,
-                stop=tuple(stop),
+                stop=_stops(stop),
                 seed=sample,
                 sample=sample,
             )
@@ -262,15 +266,25 @@ class LLM:
 llm = LLM()
 
 
+_PROMPT = 'give text, or a list of ramify.serving.types.Message("user", "…")'
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """A text alone is one stop sequence: of its letters, each would end the answer."""
+    found = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else (stop,)
+    if wrong := [one for one in found if not isinstance(one, str)]:
+        raise TypeError(f"stop={shown(wrong[0])}: give a text, or a list of texts, before which the answer ends")
+    return found
+
+
 def _messages(prompt: str | Sequence[Message], system: str | None) -> tuple[Message, ...]:
     if isinstance(prompt, str):
         return user(prompt, system=system)
+    if not isinstance(prompt, Sequence):
+        raise TypeError(f"the prompt is {shown(prompt)}: {_PROMPT}")
     for number, one in enumerate(prompt, 1):
         if not isinstance(one, Message):
-            raise TypeError(
-                f"message {number} of the prompt is a {type(one).__name__}: give text, or a list of "
-                'ramify.serving.types.Message("user", "…")'
-            )
+            raise TypeError(f"message {number} of the prompt is a {type(one).__name__}: {_PROMPT}")
     return (*((Message("system", system),) if system else ()), *prompt)
 
 

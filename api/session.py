@@ -24,7 +24,15 @@ from ramify.fork_engine.types import MergeStrategy, Resolver
 from ramify.new_runs import RunForks, launch_of
 from ramify.open_bucket import OpenBucket
 from ramify.recorded_runs import NO_ANSWER, RecordedRuns, given_answers
-from ramify.resources import BackendChoice, ChosenSettings, Resources, checked_share, environment, reuse_check_share
+from ramify.resources import (
+    BackendChoice,
+    ChosenSettings,
+    Resources,
+    check_arguments,
+    checked_share,
+    environment,
+    reuse_check_share,
+)
 from ramify.runtime.codec import codec
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects import ledger
@@ -37,6 +45,7 @@ from ramify.runtime.errors import (
 from ramify.runtime.estimates.recorded_runs import RecentRuns
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.execution import driver
+from ramify.runtime.execution.fork_arguments import strategy_of
 from ramify.runtime.execution.new_runs import Launch, Services
 from ramify.runtime.execution.new_runs import create as create_run
 from ramify.runtime.execution.placed_steps import Places
@@ -102,6 +111,12 @@ class Runtime(RecordedRuns):
         fleet: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        check_arguments(
+            texts={"base_url": base_url, "api_key": api_key, "model": model, "fleet": fleet},
+            places={"home": home, "database": database, "remote": remote},
+            calls={"observer": observer, "clock": clock},
+            switches={"reuse_answers": reuse_answers},
+        )
         if llm is not None and api_key is not None:
             raise RunError("api_key= is for the server at base_url=, and the client llm= has its own: leave one out")
         self.home = paths.home(home)
@@ -155,7 +170,8 @@ class Runtime(RecordedRuns):
                 self.snapshots = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.home))
             except OSError as error:
                 raise StoreError(
-                    f"the home {self.home} cannot be used: {error}. Name another one: --home DIR or $RAMIFY_HOME"
+                    f"the home {self.home} cannot be used: {error.filename}: {error.strerror}. "
+                    "Name another one: --home DIR or $RAMIFY_HOME"
                 ) from error
             self.store = await stack.enter_async_context(RunStore(self.database, clock=self._clock))
             if self._bucket is not None:
@@ -382,7 +398,7 @@ class Runtime(RecordedRuns):
         conflicts. Raises `MergeConflict` with all that are left, and `RunError` if there is no common ancestor.
         """
         self._check_here()
-        return await self._forks().merge(ours, theirs, base, strategy, for_real)
+        return await self._forks().merge(ours, theirs, base, strategy_of(strategy), for_real)
 
     def _forks(self) -> RunForks:
         return RunForks(self.home, self.database, self.store, self.snapshots, self._clock)

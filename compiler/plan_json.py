@@ -28,7 +28,7 @@ def read_plan(text: str) -> Plan:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"plan: not JSON ({error}); write it with `ramify compile --emit plan`") from error
     version = data.get("version") if isinstance(data, dict) else None
     if version == WITHOUT_CODE:

@@ -82,6 +82,9 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         _say(f"{error.strerror}: free some space, or write the output elsewhere")
         return FAILED
+    if isinstance(error, OSError) and (why := _of_the_system(error)) is not None:
+        _say(why)
+        return FAILED
     if isinstance(error, json.JSONDecodeError):  # a file or an argument that is not JSON is told by its reader
         what = f"a value in the database is not JSON ({error}), so another program has changed that row"
         _say(f"{what}: restore the database from a copy")
@@ -101,6 +104,31 @@ def report(error: Exception, typed: LocationOptions | None = None) -> int:
     if hasattr(error, "waiting_run"):
         return WAITING
     return INTERRUPTED if hasattr(error, "cancelled_run") else FAILED
+
+
+_MENDS = {
+    errno.EMFILE: "let a process open more files (`ulimit -n`)",
+    errno.ENFILE: "the machine has too many open files: end some programs",
+    errno.ENOMEM: "free some memory",
+    errno.EAGAIN: "let this user start more processes (`ulimit -u`), or end some",
+    errno.EIO: "check the disk, or write the output elsewhere",
+}
+
+
+def _of_the_system(error: OSError) -> str | None:
+    """What to say of an error that names no file; None if it is a bug of Ramify's."""
+    if error.errno == errno.ENOENT and not _folder_exists():
+        return "the current folder was deleted: go to another one"
+    mend = _MENDS.get(error.errno or 0)
+    return None if mend is None else f"{error.strerror}: {mend}"
+
+
+def _folder_exists() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109  # Path.cwd says the same
+    except FileNotFoundError:
+        return False
+    return True
 
 
 _OF_ITS_HOME = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})

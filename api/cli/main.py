@@ -8,13 +8,13 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import click
 
 from ramify import __version__, paths
 from ramify.cli.console import CommandHome, LocationOptions
 from ramify.cli.errors import INTERRUPTED, report
+from ramify.cli.path_options import NamedPath
 from ramify.cli.registry import Commands
 from ramify.inspect.text import escaped
 
@@ -33,13 +33,6 @@ whole tracebacks, NO_COLOR=1 turns colours off.
 """
 
 
-class Folder(click.Path):
-    """Refuses "", the value of an unset variable, which would be the current folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value, param, ctx) if value else self.fail("the name is empty", param, ctx)
-
-
 @click.group(
     cls=Commands,
     epilog=EPILOG,
@@ -48,7 +41,7 @@ class Folder(click.Path):
 @click.version_option(__version__, prog_name="ramify")
 @click.option(
     "--home",
-    type=Folder(path_type=Path, file_okay=False),
+    type=NamedPath(path_type=Path, file_okay=False),
     help="The folder for runs and snapshots.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
 )
 @click.option(

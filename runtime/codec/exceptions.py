@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FunctionType, MemberDescriptorType
 from typing import Any, Protocol
 
-from ramify.runtime.codec.object_state import ASIDE, TAG
+from ramify.runtime.codec.object_state import ASIDE, TAG, slots_of
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
 
@@ -60,11 +60,17 @@ def _aside(encoder: Encodes, value: BaseException, where: str) -> dict[str, Any]
 
 
 def _slots_of_error(error: BaseException) -> dict[str, Any]:
-    """Return the state that is not in `__dict__`: `__slots__`, and the attributes of built-in exception classes."""
+    """Return the state that is not in `__dict__`: `__slots__`, and attributes of built-in exception classes, unless
+    these are set from the arguments."""
+    found = slots_of(error)
     classes = (cls for cls in type(error).__mro__ if cls not in (OSError, BaseExceptionGroup))  # theirs are in args
-    names = {name for cls in classes for name, d in vars(cls).items() if isinstance(d, MemberDescriptorType)}
-    found = ((name, getattr(error, name, None)) for name in sorted(names) if not name.startswith("__"))
-    return {name: v for name, v in found if v is not None and not any(v is one for one in error.args)}
+    own = (vars(cls).items() for cls in classes if cls.__module__ == "builtins")
+    names = {name for each in own for name, d in each if isinstance(d, MemberDescriptorType)}
+    for name in names:
+        value = None if name.startswith("__") else getattr(error, name, None)
+        if value is not None and not any(value is one for one in error.args):
+            found[name] = value
+    return dict(sorted(found.items()))
 
 
 def _pydantic_error_type(told: Any) -> Any:

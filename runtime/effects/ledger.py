@@ -14,6 +14,7 @@ from ramify.runtime.effects.fence import EffectfulStep, compensate
 from ramify.runtime.errors import AmbiguousRef, RunError, RunNotFound
 from ramify.runtime.events import Event
 from ramify.runtime.journal.journal import Journal
+from ramify.runtime.journal.refs import SHORTEST_PREFIX
 from ramify.runtime.records import (
     DOUBTFUL,
     ROOT,
@@ -62,7 +63,7 @@ async def approve(
 ) -> EffectRecord:
     """Record the outcome of an effect in doubt, and return it.
 
-    step: the step's name, or a prefix of the effect's idempotency key.
+    step: the step's name, or the first four characters or more of the effect's idempotency key.
     verdict: APPROVED if the effect happened, AGAIN if it did not and is to be performed.
     result_json: the encoded result that the step would have returned.
     clock: returns Unix seconds.
@@ -79,7 +80,8 @@ async def approve(
 
 
 def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRecord:
-    named = [e for e in ledger if e.step == step or e.idempotency_key.startswith(step)]
+    may_be_key = len(step) >= SHORTEST_PREFIX  # an empty one (an unset variable) would name all
+    named = [e for e in ledger if e.step == step or (may_be_key and e.idempotency_key.startswith(step))]
     found = [e for e in named if e.status in OPEN or e.lacks_result]
     doubts = [e for e in found if e.status in DOUBTFUL or e.lacks_result] or found
     if not doubts:

@@ -15,7 +15,7 @@ from ramify.runtime.codec.digests import digest_in_journal
 from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.effects.fence import compensate
 from ramify.runtime.errors import BranchReleased
-from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_step
+from ramify.runtime.execution.fork_arguments import HasStep, as_list, check_map, check_step, strategy_of
 from ramify.runtime.execution.merges import Merge
 from ramify.runtime.execution.placed_steps import most_at_once
 from ramify.runtime.execution.run import RunScope, new_row, refuse_inside_step
@@ -246,7 +246,7 @@ class Branch(Generic[T]):
     def merge_in(self, site: CallSite, strategy: Strategy) -> Awaitable[None]:
         """Like `adopt`, for callers that took the user's call site themselves."""
         refuse_inside_step("adopt() was called")
-        asked = MergeStrategy(strategy) if isinstance(strategy, str) else strategy
+        asked = strategy_of(strategy)
         op = self.parent.run.op(OpKind.MERGE, site)
         return start_on_run_loop("adopt() was called", lambda: self._adopt(op, asked))
 
@@ -371,8 +371,7 @@ class Branches(Generic[T]):
         outcome. A resume takes the same branches. If too many fail, all have one. Raises `ValueError` if it is not
         from 1 to the number of branches.
         """
-        if need is not None and not 1 <= need <= len(self):
-            raise ValueError(f"branches.map(need={need}): need is from 1 to the number of branches, {len(self)}")
+        check_map(len(self), concurrency=concurrency, errors=errors, need=need)
         site = call_site()
         check_step(step, site)
         what = f"step {step.definition.name!r} was started on branches"

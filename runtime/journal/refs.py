@@ -29,6 +29,7 @@ BASE = "base"
 NEWEST = "@"
 
 _REF = re.compile(r"(?P<name>[^:~]+)(?::(?P<branch>[^:~]+))?(?:~(?P<back>\d*))?")
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,14 @@ def parse(text: str) -> Ref:
     found = _REF.fullmatch(text)
     if found is None:
         raise RunNotFound(f"{text!r} does not name a run or checkpoint: write RUN, RUN:BRANCH, RUN:base, RUN~N or @")
-    back = found["back"]
-    return Ref(text, found["name"], found["branch"], 0 if back is None else int(back or 1))
+    return Ref(text, found["name"], found["branch"], _steps_back(found["back"]))
+
+
+def _steps_back(digits: str | None) -> int:
+    """Return how far back a reference goes: of "~" one, and of more digits than Python reads very far."""
+    if digits is None:
+        return 0
+    return int(digits or 1) if len(digits) < _MOST_DIGITS else 10**_MOST_DIGITS
 
 
 def find_run(ref: Ref, runs: Sequence[RunRecord]) -> RunRecord | None:

@@ -37,6 +37,10 @@ ADVICE = {
     "SQLITE_CONSTRAINT": "a row exists already, or names one that does not: do two processes work on the run?",
 }
 
+REPLACED = (
+    "it was removed or replaced while this process used it, or is no database of Ramify's: put it back, or use "
+    "another --home"
+)
 SHARED_SESSIONS = (
     "it is behind a connection pooler that gives each transaction another session (as PgBouncer does with "
     "pool_mode = transaction), but this needs a session of its own. Use the server's own address, or have the pooler "
@@ -120,7 +124,7 @@ def _of_sqlite(error: sqlite3.Error) -> str:
     if not isinstance(name, str):
         return str(error)
     primary = "_".join(name.split("_")[:2])
-    advice = ADVICE.get(primary)
+    advice = REPLACED if primary == "SQLITE_ERROR" and str(error).startswith("no such table") else ADVICE.get(primary)
     return f"{error} ({name}): {advice}" if advice else f"{error} ({name})"
 
 

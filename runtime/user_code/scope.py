@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Awaitable
 from contextvars import Context, ContextVar, Token
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,11 +43,20 @@ def current_scope(asked_for: str) -> Scope:
     if held is None:
         raise NotInARun(
             f"{asked_for} outside a running workflow: call it from a function under @workflow "
-            "(started with `await workflow(...)`, `workflow.invoke(...)` or `ramify run`)"
+            "(started with `await workflow(...)`, `workflow.invoke(...)` or `ramify run`)" + _of_threads()
         )
     scope, owner = held
     refuse_in_child(owner, f"the run in which {asked_for}", UsedAfterFork)
     return scope
+
+
+def _of_threads() -> str:
+    if threading.current_thread() is threading.main_thread():
+        return ""
+    return (
+        ". A thread that a workflow starts needs the workflow's context: "
+        "`pool.submit(contextvars.copy_context().run, step, …)`"
+    )
 
 
 def scope_here() -> Scope | None:

@@ -10,8 +10,11 @@ import ast
 import functools
 import importlib
 import importlib.util
+import linecache
 import sys
 import sysconfig
+import zipfile
+import zipimport
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -86,10 +89,11 @@ def canonical_module(name: str) -> str:
         return name
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:
+    if spec is not None and spec.name and spec.name != name:
         return str(spec.name)
     file = getattr(main, "__file__", None)
-    return name if file is None else _dotted(Path(file).resolve())[1]
+    found = name if file is None else _dotted(Path(file).resolve())[1]
+    return found if file is None or found != name else _apart(Path(file))  # of a folder or an archive that is run
 
 
 def is_main_module(name: str) -> bool:
@@ -112,29 +116,71 @@ def _load_file(path: Path) -> ModuleType:
         file = paths.expanded(path).resolve()
     except RuntimeError:  # before Python 3.13, which finds no such file
         raise TargetNotFound(f"{path}: a link that leads to itself") from None
+    except FileNotFoundError:  # of os.getcwd, for a relative path
+        raise TargetNotFound(f"{path}: the current folder was deleted: go to another one") from None
     try:
-        if not file.is_file():
+        archive = _archive_of(file)
+        if archive is None and not file.is_file():
             raise TargetNotFound(f"{path}: {'a folder, not a file' if file.is_dir() else 'no such file'}")
     except OSError as error:  # such as a name that is too long
         raise TargetNotFound(f"{path}: {error.strerror}") from None
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
         return main
-    root, dotted = _dotted(file)
+    root, dotted = _dotted(file) if archive is None else (archive, _dotted_in(archive, file))
     known = sys.modules.get(dotted)
     if known is not None and _is_file(known, file):
         return known
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    spec = importlib.util.find_spec(dotted)
-    if known is None and spec is not None and spec.origin and Path(spec.origin).resolve() == file:
+    spec = None if known is not None else importlib.util.find_spec(dotted)
+    if spec is not None and spec.origin and Path(spec.origin).resolve() == file:
         return importlib.import_module(dotted)
-    return _load_apart(file)
+    return _load_apart(file) if archive is None else _load_apart_from_archive(file)
+
+
+def _archive_of(file: Path) -> Path | None:
+    """Return the zip archive that contains a file, such as a zipapp; None if there is none."""
+    found = next((place for place in file.parents if place.is_file()), None)
+    return found if found is not None and zipfile.is_zipfile(found) else None
+
+
+def _dotted_in(archive: Path, file: Path) -> str:
+    parts = file.relative_to(archive).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _load_apart_from_archive(file: Path) -> ModuleType:
+    """As `_load_apart`: the name of the program's own module, `__main__`, is taken."""
+    name = _apart(file)
+    if (known := sys.modules.get(name)) is not None and _is_file(known, file):
+        return known
+    importer = zipimport.zipimporter(str(file.parent))
+    spec = importer.find_spec(file.stem)
+    if spec is None:
+        raise TargetNotFound(f"{file}: no such file in the archive")
+    module = ModuleType(name)
+    module.__file__, module.__spec__, module.__loader__ = str(file), spec, importer
+    code, text = importer.get_code(file.stem), importer.get_source(file.stem)
+    if text is not None:  # the importer knows the source by the module's own name only
+        linecache.cache[code.co_filename] = (len(text), None, text.splitlines(keepends=True), code.co_filename)
+    sys.modules[name] = module
+    try:
+        exec(code, vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _apart(file: Path) -> str:
+    """Return the name of a module whose file has the name of another one."""
+    return f"ramify_target_{file.stem}"
 
 
 def _load_apart(file: Path) -> ModuleType:
     """Load a file under a name of its own, because another module has its name (test.py, json.py)."""
-    name = f"ramify_target_{file.stem}"
+    name = _apart(file)
     if (known := sys.modules.get(name)) is not None and _is_file(known, file):
         return known
     spec = importlib.util.spec_from_file_location(name, file)

@@ -99,3 +99,9 @@ def test_workflow_has_its_reference_deadline_and_workspace() -> None:
     assert made.__ramify_workflow__.deadline_s == 120
     assert made.workspace == Path("somewhere")
     assert made.__ramify_workflow__.ref.endswith("test_decorators.py:takes_none")
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_step_stands_below_staticmethod_and_classmethod(kind: Any) -> None:
+    with pytest.raises(TypeError, match=rf"@step stands above @{kind.__name__} of takes_none: put it below"):
+        step(kind(takes_none))

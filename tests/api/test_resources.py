@@ -239,3 +239,36 @@ async def test_resume_after_an_unknown_client_needs_a_server(home: Path, began_w
 def test_an_argument_of_a_runtime_without_effect_is_refused(tmp_path: Path, given: Any, said: str) -> None:
     with pytest.raises(RunError, match=said):
         Runtime(home=tmp_path, **given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"home": 3},
+        {"database": b"runs.db"},
+        {"remote": 3},
+        {"base_url": 3},
+        {"api_key": 3},
+        {"model": ["m"]},
+        {"fleet": True},
+        {"observer": "print"},
+        {"clock": 0.0},
+        {"reuse_answers": "no"},
+    ],
+    ids=str,
+)
+def test_an_argument_of_another_type_is_named(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=rf"Runtime\({name}=.*\): (give|write)"):
+        Runtime(**given)
+
+
+async def test_a_backend_that_is_none_is_refused_when_the_runtime_is_opened(home: Path) -> None:
+    with pytest.raises(TypeError, match=r"Runtime\(sandbox=3\): give one of namespaces, docker, copy"):
+        async with Runtime(home=home, sandbox=cast(Any, 3)):
+            pass
+
+
+def test_a_share_that_is_no_number_is_refused(home: Path) -> None:
+    with pytest.raises(RunError, match="check_reuse='all' is not a share"):
+        Runtime(home=home, check_reuse=cast(Any, "all"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,3 +111,27 @@ def test_runs_are_counted_into_a_textfile(tmp_path: Path) -> None:
     assert 'ramify_branches_total{what="forked"} 5.0' in text  # worlds: a fork of three, and one of two
     assert 'ramify_model_tokens_total{type="input"} 240.0' in text
     assert 'ramify_model_calls_total{outcome="reused"} 1.0' in text
+
+
+def test_counters_do_not_replace_what_is_no_file(tmp_path: Path) -> None:
+    """`--metrics /dev/stdout`, as root, would replace a device of the whole machine."""
+    pipe, real, link = tmp_path / "pipe", tmp_path / "real.prom", tmp_path / "link.prom"
+    os.mkfifo(pipe)
+    real.touch()
+    link.symlink_to(real)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for file in (pipe, link):
+        metrics = RunMetrics(file)
+        for event in events():
+            metrics(event)
+    assert b"ramify_runs_total" in os.read(reader, 1 << 16)
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert "ramify_runs_total" in real.read_text()
+
+
+def test_a_folder_for_counters_is_needed_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        RunMetrics(tmp_path / "missing" / "ramify.prom")
+    assert raised.value.filename == str(tmp_path / "missing")

@@ -107,6 +107,11 @@ def test_a_terminal_gets_colours_whatever_the_input_is(home: Any, more: dict[str
         ["run", "x.py:y", "--deadline", "soon"],
         ["run", "x.py:y", "--arg", "1=2"],
         ["run", "x.py:y", "--sandbox", "magic"],
+        ["run", "x.py:y", "--workspace", ""],
+        ["run", "x.py:y", "--metrics", ""],
+        ["compile", "x.py:y", "-o", ""],
+        ["checkout", "@", ""],
+        ["world", "checkout", "one", ""],
         ["compile", "x.py:y", "--emit", "plan,magic"],
     ],
 )

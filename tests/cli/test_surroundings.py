@@ -5,6 +5,7 @@ Each says what happened, where, and what to do, in a line or two, and never show
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from ramify.cli.main import run_command_line
+from ramify.inspect.home import Home
 from tests.warm_process import COMMAND_LINE, WarmInterpreter
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -166,3 +169,26 @@ def test_a_home_that_cannot_be_used_is_named(tmp_path: Path, call: Call) -> None
         check(
             ended, 1, "home (--home DIR or $RAMIFY_HOME)" if words == ["world", "new"] else "Name another one: --home"
         )
+
+
+@pytest.mark.parametrize("words", [["ls"], ["run", "-q", "broken_later.py:flow"], ["mcp"]], ids=" ".join)
+def test_a_folder_that_was_deleted_is_told(failed: Path, call: Call, words: list[str]) -> None:
+    gone = f"import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); {COMMAND_LINE}"
+    if words == ["ls"]:
+        check(call(*words, program=gone), 0, "")  # the home is named by an absolute path
+    else:
+        ended = call(*words, program=gone)
+        check(ended, 1, "the current folder was deleted: go to another one")
+        assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN])
+def test_what_the_system_refuses_is_told_with_a_remedy(
+    number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Home, "require_usable", refuse)
+    assert run_command_line(["--home", "/nonexistent", "ls"]) == 1
+    assert re.fullmatch(rf"ramify: {os.strerror(number)}: .*`ulimit -[nu]`.*\n", capfd.readouterr().err)

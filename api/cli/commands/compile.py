@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.console import pass_home, say, say_value
+from ramify.cli.path_options import NamedPath
 from ramify.cli.targets import load, load_graph, workflow_info
 from ramify.inspect.home import Home
 
@@ -55,7 +56,7 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Write to this file; with several --emit values, to this folder.",
 )
 @pass_home

@@ -10,6 +10,7 @@ import click
 
 from ramify.cli.completion import state_names
 from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_withheld
+from ramify.cli.path_options import NamedPath
 from ramify.inspect.home import Home, find_state, require_checkpoint
 from ramify.inspect.text import count
 
@@ -111,7 +112,7 @@ def _tell(event: Event) -> None:
 
 @click.command("checkout")
 @click.argument("state", shell_complete=state_names)
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", metavar="DIR", type=NamedPath(path_type=Path, file_okay=False))
 @click.option(
     "--force", is_flag=True, help="Write into a folder that is not empty; files that differ are overwritten."
 )

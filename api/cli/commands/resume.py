@@ -198,9 +198,12 @@ async def _thread_to_the_end(
 
 
 async def _unfinished(home: Home, store: Reader) -> RunRecord:
-    for run in await store.runs():
+    runs = await store.runs()
+    for run in runs:
         if run.status is not RunStatus.DONE and home.status(run) not in (RunStatus.RUNNING, RunStatus.DONE):
             return run
+    if not runs:
+        raise RunNotFound(f"no runs yet in {home.location}: start one with `ramify run FILE.py:NAME`")
     raise RunNotFound("every run is done or still running: name one to resume (`ramify ls` lists them)")
 
 

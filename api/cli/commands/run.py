@@ -13,12 +13,14 @@ import click
 
 from ramify.cli.console import ACTIVE_FILES, json_text, pass_home, run_async, say, say_json, say_value, say_withheld
 from ramify.cli.errors import Interrupted
+from ramify.cli.path_options import NamedPath
 from ramify.cli.time_options import duration_option
 from ramify.inspect.home import Home
 from ramify.inspect.text import LONGER, SHOWN, byte_count, count
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
+    from ramify.compiler.plan import Plan
     from ramify.fleet.fleet import Fleet
     from ramify.fleet.types import FleetEvent
     from ramify.fork_engine.errors import RemoteError
@@ -80,7 +82,7 @@ def run_options(command: Command) -> Command:
         click.option("--quiet", "-q", is_flag=True, help="Print no progress."),
         click.option(
             "--metrics",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=NamedPath(path_type=Path, dir_okay=False),
             help="Write Prometheus counters of the run to this file when it ends.",
         ),
         click.option(
@@ -117,10 +119,11 @@ class Finished:
 
 
 def perform(home: Home, choices: RunOptions, work: Callable[[Runtime], Awaitable[Any]], sandbox: str | None) -> None:
-    from ramify.cli.commands.storage import collect_at_the_end
+    from ramify.cli.commands.storage import collect_at_the_end, disk_policy
     from ramify.cli.progress import Progress
     from ramify.session import Runtime
 
+    disk_policy()  # what is wrong with it is told before anything is done
     with Progress.for_stream(sys.stderr, quiet=choices.quiet) as progress:
         runtime = Runtime(
             home=home.folder,
@@ -237,6 +240,18 @@ def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[
     return {name: text for name, _, text in pairs}
 
 
+def _read_plan(file: Path) -> Plan:
+    """Raises `PlanError`, which names the file."""
+    from ramify.compiler.plan import Plan, PlanError
+
+    try:
+        return Plan.from_json(file.read_text())
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{file} is no plan: it is not text. `ramify compile -o FILE` writes one") from error
+    except PlanError as error:
+        raise PlanError(f"{file}: {error}") from error
+
+
 @click.command("run")
 @click.argument("words", nargs=-1, metavar="TARGET [ARGS]...")
 @click.option(
@@ -249,7 +264,7 @@ def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[
 )
 @click.option(
     "--workspace",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="The folder that the worlds start from; it is never written to.  [default: the workflow's own]",
 )
 @click.option(
@@ -292,9 +307,8 @@ def run_command(
     """
     from ramify.cli.targets import arguments, load_workflow
     from ramify.code_changes import since
-    from ramify.compiler.plan import Plan
 
-    plan = None if plan_file is None else Plan.from_json(plan_file.read_text())
+    plan = None if plan_file is None else _read_plan(plan_file)
     if plan is None and not words:
         raise click.UsageError("name the workflow: FILE.py:NAME or MODULE:NAME")
     target, given = (words[0], words[1:]) if plan is None else (plan.workflow, words)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ramify.fork_engine.fsck.check import Problem
     from ramify.fork_engine.fsck.repair import FsckReport
     from ramify.fork_engine.types import SnapshotId
+    from ramify.home_collection import DiskPolicy
     from ramify.runtime.store.reader import Reader
     from ramify.runtime.worlds.garbage_collection import Collected
 
@@ -101,13 +102,21 @@ def collect_at_the_end(home: Home) -> None:
         )
 
 
-async def _collect_if_due(home: Home) -> Collected | None:
-    from ramify.home_collection import automatic_policy, collect_home, collect_if_due
+def disk_policy() -> DiskPolicy | None:
+    """What $RAMIFY_DISK_BUDGET says of collections after runs. Raises `RunError`."""
+    from ramify.home_collection import BUDGET_VARIABLE, automatic_policy
+    from ramify.runtime.errors import RunError
 
     try:
-        policy = automatic_policy()
+        return automatic_policy()
     except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+        raise RunError(f"${BUDGET_VARIABLE}: {error}, or off") from None
+
+
+async def _collect_if_due(home: Home) -> Collected | None:
+    from ramify.home_collection import collect_home, collect_if_due
+
+    policy = disk_policy()
     if policy is None or not home.has_runs:
         return None
     return await collect_if_due(

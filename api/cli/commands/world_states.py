@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ramify.cli.console import ACTIVE_FILES, pass_home, run_async, say, say_json, say_paths, say_withheld
+from ramify.cli.path_options import NamedPath
 from ramify.inspect.home import Home
 from ramify.inspect.text import quoted_path
 
@@ -174,7 +175,7 @@ def merge_command(home: Home, name: str, other: str, base: str | None, strategy:
 
 @click.command("checkout")
 @click.argument("state")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=NamedPath(path_type=Path))
 @click.option(
     "--force", is_flag=True, help="Write into a folder that is not empty; files that differ are overwritten."
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 from ramify.compiler.declarations import StepInfo
 from ramify.compiler.errors import SourceError, WorkflowError
+from ramify.compiler.frontend.python.cancelled_loops import is_begun_apart, with_exits
 from ramify.compiler.frontend.python.name_resolution import (
     Scope,
     Unresolved,
@@ -296,6 +297,8 @@ class CallReader:
             self._inlined += 1
             inner = Function(name, function.module, function.path, definition, function.outer)
             body = self._body(reader, inner, outer, node, blocking)
+            if is_begun_apart(definition, node, reader.awaits):
+                body = with_exits(body)
             if any(operations(body)):
                 self.helpers[definition] = inner
                 reader.add(Inlined(name, body, reader.source(node), repeats))

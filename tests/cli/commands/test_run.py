@@ -213,6 +213,25 @@ def test_missing_target_is_refused(call: Call, target: str, said: str) -> None:
     assert done.stderr.startswith("ramify: ")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe", "is no plan: it is not text"),
+        (b"", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "version"),
+    ],
+    ids=["bytes", "empty", "deep", "list"],
+)
+def test_a_file_that_is_no_plan_is_named(content: bytes, said: str, place: Path, call: Call) -> None:
+    (place / "other.json").write_bytes(content)
+    done = call("run", "--plan", "other.json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "other.json" in done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_missing_workspace_is_refused(call: Call) -> None:
     done = call("run", "flow.py:best", '["a"]', "--workspace", "nowhere", "--sandbox", "copy")
     assert done.returncode == 1

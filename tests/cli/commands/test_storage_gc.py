@@ -109,3 +109,15 @@ def test_a_run_collects_at_its_end(ramify: Any, place: Path, tmp_path: Path, mon
         monkeypatch.setenv("RAMIFY_DISK_BUDGET", budget)
         assert ramify("run", f"{flow}:one", "--sandbox", "copy", "--quiet").out == "1\n"
         assert stamp.exists() is collects
+
+
+def test_a_malformed_budget_of_the_environment_is_told_before_the_run(
+    ramify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = tmp_path / "flow.py"
+    flow.write_text("from ramify import workflow\n\n\n@workflow\nasync def one() -> int:\n    return 1\n")
+    monkeypatch.setenv("RAMIFY_DISK_BUDGET", "much")
+    said = ramify("run", f"{flow}:one", "--sandbox", "copy", "--quiet")
+    assert (said.status, said.out) == (1, "")
+    assert said.err.startswith("ramify: $RAMIFY_DISK_BUDGET: 'much' is not a size: write 500M, 2G")
+    assert "no runs yet" in ramify("ls").err

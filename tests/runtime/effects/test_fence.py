@@ -190,6 +190,9 @@ async def test_several_effects_in_doubt_are_distinguished_by_their_keys(runtime:
     await runtime.store.commit(one.run_id, effects=[other])
     with pytest.raises(AmbiguousRef, match="ffffffff"):
         await runtime.approve(run, "post", happened=True)
+    for too_little in ("", "fff"):  # an empty one is a variable that was not set
+        with pytest.raises(RunNotFound, match="has no effect of step"):
+            await runtime.approve(run, too_little, happened=True)
     settled = await runtime.approve(run, "ffff", happened=False)
     assert settled.idempotency_key == other.idempotency_key
 

@@ -16,7 +16,7 @@ from langgraph.graph import START, StateGraph
 
 import ramify
 from ramify import Runtime, Sandbox, SyncSandbox, step, workflow
-from ramify.runtime.errors import NotInARun, RunFailed
+from ramify.runtime.errors import NotInARun, RunFailed, RunNotFound
 from ramify.runtime.execution.forks import Outcomes
 
 HELD: list[Any] = []
@@ -355,3 +355,43 @@ def test_messages_of_another_kind_are_named() -> None:
     asked: Any = [{"role": "user", "content": "hi"}]
     with pytest.raises(TypeError, match=r"message 1 of the prompt is a dict.*Message"):
         ramify.llm.chat(asked)
+
+
+@step
+async def takes_nothing() -> None: ...
+
+
+NO_WORKFLOWS = {"none": None, "text": "app.py:flow", "function": asyncio.sleep, "step": takes_nothing}
+
+
+@pytest.mark.parametrize("given", NO_WORKFLOWS.values(), ids=NO_WORKFLOWS)
+async def test_what_is_no_workflow_is_not_run(given: Any, home: Path) -> None:
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        with pytest.raises(TypeError, match="is not a workflow: "):
+            await runtime.run(given)
+
+
+@pytest.mark.parametrize("rows", ["effects", "journal", "llm_calls"])
+@pytest.mark.parametrize("name", ["", "nobody"])
+async def test_rows_of_a_run_that_is_not_there(rows: str, name: str, home: Path) -> None:
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        with pytest.raises(RunNotFound, match="ramify ls"):
+            await getattr(runtime, rows)(name)
+
+
+@pytest.mark.parametrize("stop", [3, ["a", 3]])
+def test_a_stop_that_is_no_text_is_named(stop: Any) -> None:
+    with pytest.raises(TypeError, match=r"stop=3: give a text, or a list of texts"):
+        ramify.llm.chat("x", stop=stop)
+
+
+def test_a_prompt_that_is_no_text_is_named() -> None:
+    asked: Any = 3
+    with pytest.raises(TypeError, match=r"the prompt is 3: give text, or a list of ramify"):
+        ramify.llm.chat(asked)
+
+
+@pytest.mark.parametrize("n", [0, -1, "2"])
+def test_a_number_of_samples_that_is_none_is_refused(n: Any) -> None:
+    with pytest.raises(ValueError, match=r"n is a whole number from 1"):
+        ramify.llm.propose("x", n=n)

@@ -13,7 +13,7 @@ import pytest
 
 from ramify import Runtime, step, workflow
 from ramify.compiler.frontend.python.workflow_reader import read_workflow
-from ramify.runtime.errors import CallNotTold, RunError, StepFailed
+from ramify.runtime.errors import CallNotTold, NotInARun, RunError, StepFailed
 from tests.plans import compile_plan
 
 DONE: list[str] = []
@@ -160,3 +160,14 @@ async def test_threads_that_follow_one_another_are_told_apart(runtime: Runtime) 
     """It depended on whether the system gave the next thread the same number."""
     DONE.clear()
     assert await runtime.run(one_thread_after_another, 5) == [1, 2, 3, 4, 5]
+
+
+def test_a_step_in_a_thread_without_the_workflows_context_says_how_to_pass_it() -> None:
+    @step
+    def one() -> int:
+        return 1
+
+    with ThreadPoolExecutor() as pool, pytest.raises(NotInARun, match=r"pool\.submit\(contextvars\.copy_context"):
+        pool.submit(one).result()
+    with pytest.raises(NotInARun, match=r"`ramify run`\)$"):
+        one()

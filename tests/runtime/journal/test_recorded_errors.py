@@ -50,3 +50,16 @@ def test_an_error_whose_class_cannot_be_named_is_not_kept() -> None:
     assert recorded_errors.encoded(Local("x")) == {}
     assert recorded_errors.decoded({}) is None
     assert recorded_errors.decoded({recorded_errors.RAISED: '{"$":"error","t":"gone:Gone","v":[[],{}]}'}) is None
+
+
+class InSlots(Exception):
+    __slots__ = ("code", "detail")
+
+    def __init__(self, code: int, detail: str | None = None) -> None:
+        self.code, self.detail = code, detail
+
+
+def test_slots_of_an_error_come_back_though_its_arguments_hold_the_same_values() -> None:
+    found = recorded_errors.decoded(recorded_errors.encoded(InSlots(507)))
+    assert isinstance(found, InSlots)
+    assert (found.code, found.detail, found.args) == (507, None, (507,))

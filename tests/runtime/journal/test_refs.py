@@ -108,6 +108,7 @@ def test_a_snapshot_by_its_prefix() -> None:
         ("beef~x", "does not name a run"),
         ("beef:nowhere", "there is root, root/o7.0.0"),
         ("beef~9", "only 2 checkpoints before it"),
+        (f"beef~{'9' * 5000}", "only 2 checkpoints before it"),  # more digits than Python reads
         ("sn-lonely~1", "ramify ls"),
     ],
 )

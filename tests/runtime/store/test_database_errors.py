@@ -17,6 +17,7 @@ import pytest
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.reader import at_once, reading
 
 Make = Callable[..., Any]
 
@@ -89,6 +90,7 @@ from dataclasses import replace
 from pathlib import Path
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.reader import at_once, reading
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 async def main(path):
@@ -120,3 +122,15 @@ async def test_a_full_disk(tmp_path: Path, a_run: Make) -> None:
         assert len(await store.runs()) > 1  # confirmed rows are there, and the file is intact
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_database_without_our_tables_says_that_it_was_replaced(tmp_path: Path, a_run: Make) -> None:
+    """As a connection finds it that was opened after another program had removed the file."""
+    path = tmp_path / "ramify.db"
+    async with opened(path) as store:
+        await store.create_run(a_run())
+    with closing(sqlite3.connect(path)) as direct:
+        direct.execute("drop table leases")
+    said = r"no such table: leases.*removed or replaced while this process used it.*put it back"
+    with pytest.raises(StoreError, match=said), reading(path) as reader:
+        at_once(reader.leases([a_run().id], 0.0))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,52 @@ def test_a_class_has_one_name_in_a_script_and_outside_it(tmp_path: Path) -> None
 
     assert codec.decode(shown.stdout) == report(3)
     assert codec.encode(report(3)) == shown.stdout.strip()
+
+
+ZIPPED = """
+import sys
+from ramify import step, workflow
+
+@step
+async def wait() -> int:
+    if "ready" not in sys.argv:
+        raise OSError("not ready")
+    return 1
+
+@workflow
+async def flow() -> int:
+    return await wait()
+
+if __name__ == "__main__":
+    flow.invoke()
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive", "module"])
+def test_a_program_in_a_folder_or_an_archive_is_resumed(kind: str, tmp_path: Path) -> None:
+    """As `python FOLDER`, `python ARCHIVE.pyz`, and a module that is imported from an archive."""
+    name = "zipped_flow.py" if kind == "module" else "__main__.py"
+    place = tmp_path / "program"
+    if kind == "folder":
+        place.mkdir()
+        (place / name).write_text(ZIPPED)
+    else:
+        with zipfile.ZipFile(place, "w") as archive:
+            archive.writestr(name, ZIPPED)
+    env = {**os.environ, "RAMIFY_HOME": str(tmp_path / "home"), "RAMIFY_SANDBOX": "copy"}
+    start = [str(place)] if kind != "module" else ["-c", "import zipped_flow; zipped_flow.flow.invoke()"]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), env.get("PYTHONPATH"))))
+    began = subprocess.run([sys.executable, *start], env=env, capture_output=True, text=True)
+    assert "not ready" in began.stderr
+    resume = "import sys; from ramify.cli.main import main; sys.argv.append('ready'); main(['resume', '-q'])"
+    env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+    ended = subprocess.run([sys.executable, "-c", resume], env=env, capture_output=True, text=True)
+    assert (ended.stdout.strip(), ended.stderr) == ("1", "")
+
+
+def test_a_file_that_an_archive_does_not_have_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
+        archive.writestr("here.py", "x = 1")
+    assert load_target(f"{tmp_path}/some.zip/here.py:x") == 1
+    with pytest.raises(TargetNotFound, match=r"missing.py: no such file in the archive"):
+        load_target(f"{tmp_path}/some.zip/missing.py:x")

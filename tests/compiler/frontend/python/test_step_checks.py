@@ -22,6 +22,30 @@ async def flow():
 """)
 
 
+WORKER = """
+async def worker(queue):
+    while True:
+        await queue.get()
+        await edit()
+        queue.task_done()
+
+@workflow
+async def flow():
+    queue = asyncio.Queue()
+    {begun}
+    await queue.join()
+    await edit()
+"""
+
+
+def test_a_worker_that_is_cancelled_may_loop_without_end(compile_source: Callable[..., Any]) -> None:
+    """As in the example of `asyncio.Queue`."""
+    compilation = compile_source(WORKER.format(begun="worker_task = asyncio.create_task(worker(queue))"))
+    assert [op.step for op in compilation.plan.ops if op.step] == ["edit", "edit"]
+    with pytest.raises(WorkflowError, match="loop without an exit"):
+        compile_source(WORKER.format(begun="await worker(queue)"))
+
+
 def test_two_steps_of_one_name_in_two_modules_are_refused(compile_source: Callable[..., Any]) -> None:
     with pytest.raises(WorkflowError, match=r"two steps are called same.*rename one of them"):
         compile_source("""
