@@ -32,9 +32,6 @@ except ImportError as error:
 ERROR_SOURCE_NODE = "__error_source_node__"
 """The channel of the node whose error a handler takes. LangGraph exports it only beside its graphs."""
 
-CONFIG_KEY_DURABILITY = "__pregel_durability"
-"""The key in a config for the durability that the caller asked for. LangGraph exports it only beside its graphs."""
-
 
 def advance_ids_past(newest: str) -> None:
     """Make this process's next checkpoint ids greater than `newest`, an id from the database.
@@ -54,7 +51,6 @@ def advance_ids_past(newest: str) -> None:
 
 
 __all__ = [
-    "CONFIG_KEY_DURABILITY",
     "ERROR_SOURCE_NODE",
     "MSGPACK_OPTION",
     "SAFE_MSGPACK_METHODS",

@@ -37,7 +37,7 @@ from sqlalchemy import Connection
 
 from ramify.runtime.langgraph.checkpointer import checkpoint_reader, maintenance
 from ramify.runtime.langgraph.checkpointer.checkpoint_writes import CheckpointPlace, CheckpointWrites
-from ramify.runtime.langgraph.checkpointer.compat import CONFIG_KEY_DURABILITY, advance_ids_past
+from ramify.runtime.langgraph.checkpointer.compat import advance_ids_past
 from ramify.runtime.langgraph.checkpointer.database import DatabaseClient
 from ramify.runtime.langgraph.checkpointer.group_commit import GroupCommitter, WriteMode
 from ramify.runtime.langgraph.checkpointer.serializers import Allowed, StrictSerializer
@@ -90,8 +90,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
     `address`: `sqlite:///FILE`, a path, or `postgresql://HOST/DATABASE`; what is missing is created. Safe for several
     threads and processes. A checkpoint is durable when `put` returns. The writes of a task that ended well are
     durable with the next checkpoint, and after `linger_s` at the latest; a kill in between runs that task again. With
-    `durability="sync"` they are durable when `put_writes` returns. If the server is gone, calls retry for half a
-    minute.
+    `linger_s=0` they are durable when `put_writes` returns. If the server is gone, calls retry for half a minute.
 
     Reading builds LangGraph's own types, and data classes of modules that the program has loaded. `allow` names more,
     as classes or as (module, name). Any other type is refused with `TypeNotAllowed`: nothing that a row names is
@@ -114,6 +113,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
     ) -> None:
         super().__init__(serde=serde or StrictSerializer(allow))
         self._rng = rng
+        self._at_once = linger_s == 0
         self._owner = os.getpid()
         self._begin(address, clock)
         self._statements = statements_for(self._engine.dialect)
@@ -223,8 +223,7 @@ class Saver(DatabaseClient, BaseCheckpointSaver[Any]):
         def work(connection: Connection) -> None:
             self._writes.put_writes(connection, place, task, path, new)
 
-        asked = config["configurable"].get(CONFIG_KEY_DURABILITY) == "sync"
-        return asked or any(channel in _URGENT for channel, _ in given), work
+        return self._at_once or any(channel in _URGENT for channel, _ in given), work
 
     # Reading
 

@@ -127,8 +127,8 @@ class Trial:
         path = self.folder / "threads.db"
         async with AsyncExitStack() as stack:
             saver: Any
-            if WHOSE == "ours":  # what lingers would never be written
-                saver = stack.enter_context(self.killing(ramify.graph.Saver)(path, linger_s=3600.0))
+            if WHOSE == "ours":
+                saver = stack.enter_context(self.killing(ramify.graph.Saver)(path, linger_s=0))
             elif MODE == "sync":
                 saver = stack.enter_context(self.killing(SqliteSaver).from_conn_string(str(path)))
             else:

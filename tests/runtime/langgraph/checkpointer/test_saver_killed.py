@@ -1,4 +1,4 @@
-"""After `kill -9` under `durability="sync"`, the nodes that run again are those that run again with SqliteSaver."""
+"""After `kill -9`, the nodes that run again with `Saver(…, linger_s=0)` are those that run again with SqliteSaver."""
 
 from __future__ import annotations
 
