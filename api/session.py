@@ -67,6 +67,9 @@ if TYPE_CHECKING:
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
 
 
+_STILL_USED = "their recorded results are still used, unless their parameters have other names now"
+
+
 class Runtime(RecordedRuns):
     """Everything that runs need, opened when the first run needs it.
 
@@ -359,7 +362,7 @@ class Runtime(RecordedRuns):
         if found.steps:
             why = f" ({', '.join(found.parts)})" if found.parts else ""
             what = f"changed since the run started: {', '.join(found.steps)}{why}"
-            self._emit(Noticed(record.id, f"{what}; their recorded results are still used"))
+            self._emit(Noticed(record.id, f"{what}; {_STILL_USED}"))
 
     async def changes_of_code(self, run_id: str) -> Changes:
         """What `resume(..., accept_changes=True)` would do with a run's recorded results. Changes nothing."""

@@ -194,6 +194,9 @@ class Sources:
             }
         found = self._definitions[path].get((code.co_name, code.co_firstlineno))
         if found is None:
+            if not tree.body and path.endswith(".py"):  # only its bytecode was loaded
+                what = f"the source of {function.__qualname__} is missing: {path} is not there, empty or not readable"
+                raise SourceError(what, where=where, mend="put the file there, and make it readable")
             what = f"the source of {function.__qualname__} is not in {path} at that line"
             raise SourceError(what, where=where, mend="keep it in a file, and import it again after a change")
         return found

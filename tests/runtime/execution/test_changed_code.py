@@ -59,6 +59,8 @@ async def flow() -> str:
     return await third(text)
 """
 
+STILL_USED = "their recorded results are still used, unless their parameters have other names now"
+
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
@@ -126,7 +128,7 @@ async def test_changed_steps_are_reported_and_the_run_continues(
         app(old, new)
         assert await runtime.resume(str(runtime.last_run_id)) == "2"
     (noticed,) = [event.what for event in heard if isinstance(event, Noticed)]
-    assert noticed == f"changed since the run started: {said}; their recorded results are still used"
+    assert noticed == f"changed since the run started: {said}; {STILL_USED}"
 
 
 async def test_results_of_a_changed_step_are_not_reused_for_its_old_code(
@@ -208,7 +210,7 @@ async def test_a_run_of_the_version_before_is_resumed_by_its_own_digests(
                 await runtime.resume(str(runtime.last_run_id))
         else:
             assert await runtime.resume(str(runtime.last_run_id)) == "2"
-    said = ["changed since the run started: second; their recorded results are still used"]
+    said = [f"changed since the run started: second; {STILL_USED}"]
     assert [event.what for event in heard if isinstance(event, Noticed)] == (said if "kept" in old else [])
 
 

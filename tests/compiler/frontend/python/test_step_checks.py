@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import compileall
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify import Sandbox, step
-from ramify.compiler.errors import WorkflowError
+from ramify.compiler.errors import SourceError, WorkflowError
+from ramify.compiler.pipeline import compile_workflow
 from ramify.runtime.errors import NotInARun
 
 
@@ -179,3 +183,15 @@ def test_a_step_called_outside_a_workflow_raises_with_the_place() -> None:
 
     with pytest.raises(NotInARun, match=r"alone' was called at python/test_step_checks.py:\d+ outside .*@workflow"):
         alone()
+
+
+def test_a_workflow_without_its_source_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `python -m compileall -b`, where Python loads the bytecode."""
+    file = tmp_path / "sourceless_flow.py"
+    file.write_text("from ramify import workflow\n\n\n@workflow\nasync def flow() -> int:\n    return 1\n")
+    compileall.compile_file(file, legacy=True, quiet=1)
+    file.unlink()
+    monkeypatch.syspath_prepend(tmp_path)
+    flow = importlib.import_module("sourceless_flow").flow
+    with pytest.raises(SourceError, match=r"sourceless_flow.py is not there, empty or not readable; put the file"):
+        compile_workflow(flow, ref="sourceless_flow:flow")
