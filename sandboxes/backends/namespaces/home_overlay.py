@@ -206,9 +206,13 @@ def mask_entries(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEnt
     pieces = {"": LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)}
     elsewhere = []
     for name in CREDENTIALS:
+        there = os.path.lexists(f"{home}/{name}")
+        if not there and "/" not in name:
+            pieces[name] = LayerEntry(name, "whiteout")
+            continue
         path = home / name
         above = parents.get(path.parent) or parents.setdefault(path.parent, path.parent.resolve())
-        if not os.path.lexists(path):
+        if not there:
             if above.is_dir() and above.is_relative_to(real_home):  # a later login may make it
                 _white_out(above / path.name, real_home, pieces)
             continue
@@ -228,14 +232,15 @@ def _white_out(path: Path, home: Path, pieces: dict[str, LayerEntry]) -> None:
     """Add a whiteout for a path of the home, or for the first missing folder on the way to it."""
     inside = path.relative_to(home)
     for parent in reversed(inside.parents[:-1]):
-        if str(parent) in pieces and pieces[str(parent)].kind != "folder":
-            return
+        if (known := pieces.get(str(parent))) is not None:
+            if known.kind != "folder":
+                return
+            continue
         if not (home / parent).is_dir():
             pieces[str(parent)] = LayerEntry(str(parent), "whiteout")
             return
         status = (home / parent).stat()
-        folder = LayerEntry(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-        pieces.setdefault(str(parent), folder)
+        pieces[str(parent)] = LayerEntry(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
     pieces[str(inside)] = LayerEntry(str(inside), "whiteout")
 
 
