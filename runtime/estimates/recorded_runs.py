@@ -309,7 +309,7 @@ class RecentRuns:
         if found is not None and found.run.updated_at == run.updated_at:
             self._kept.move_to_end(run.id)
             return found
-        ops, llm = await store.journal(run.id)
+        ops, llm = await store.journal(run.id, cuts=True)
         self._drop(run.id)
         made = RecordedRun(run, tuple(ops), tuple(llm))
         self._kept[run.id] = made

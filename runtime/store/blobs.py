@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
 from ramify.runtime.records import RunId
 from ramify.runtime.store import plain_queries, rows, tables
+from ramify.runtime.store.cut_texts import cut_texts
 from ramify.runtime.store.stored_texts import Digest, Named, Packed, pack, packed_in_pieces, to_bytes, unpack
 
 _RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # cached: runs, texts per run, characters per text at most
@@ -105,12 +107,24 @@ def family(connection: Connection, names: Collection[Digest]) -> dict[Digest, Pa
     return found
 
 
+def cut(connection: Connection, names: Collection[Digest]) -> dict[Digest, str]:
+    """Return what stands for those of these texts that are long (`cut_texts`)."""
+    on_server = connection.dialect.name == "postgresql"
+    return cut_texts(names, partial(plain, connection), on_server=on_server)
+
+
+def plain(connection: Connection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:
+    """Return the rows of a plain query."""
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    result = connection.exec_driver_sql(query.replace("?", mark), tuple(values))
+    return plain_queries.as_rows(tuple(result.keys()), result.all())
+
+
 def _fetch_these(connection: Connection, names: Collection[Digest], found: dict[Digest, Packed]) -> None:
-    ordered, mark = sorted(names), "?" if connection.dialect.name == "sqlite" else "%s"
+    ordered = sorted(names)
     for at in range(0, len(ordered), _AT_ONCE):
         some = ordered[at : at + _AT_ONCE]
-        result = connection.exec_driver_sql(plain_queries.texts(len(some)).replace("?", mark), tuple(some))
-        for row in plain_queries.as_rows(tuple(result.keys()), result.all()):
+        for row in plain(connection, plain_queries.texts(len(some)), some):
             found[row["digest"]] = _packed(row["text"], row["base"], row["keep"], row["tail"])
 
 

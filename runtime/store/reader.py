@@ -86,11 +86,12 @@ class Reader:
         values: tuple[object, ...] = (among, workflow)
         if status is not None:
             query, values = f"{query} AND status = ?", (*values, status.value)
-        return self._records(f"{query} ORDER BY n DESC LIMIT {most:d}", values, rows.run_record)
+        return self._records(f"{query} ORDER BY n DESC LIMIT {most:d}", values, rows.run_record, cuts=True)
 
-    async def journal(self, run_id: RunId) -> tuple[list[OpRecord], list[LLMRecord]]:
+    async def journal(self, run_id: RunId, *, cuts: bool = False) -> tuple[list[OpRecord], list[LLMRecord]]:
         """As `RunStore.journal`."""
-        return await self.ops(run_id), await self.llm(run_id)
+        ops = self._records(plain_queries.of_run("ops"), plain_queries.since(run_id, 0), rows.op_record, cuts=cuts)
+        return ops, await self.llm(run_id)
 
     async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
         return self._of_run("ops", run_id, rows.op_record, after)
@@ -168,14 +169,16 @@ class Reader:
     def _of_run(self, table: str, run_id: RunId, make: Callable[[rows.Row], T], after: int) -> list[T]:
         return self._records(plain_queries.of_run(table), plain_queries.since(run_id, after), make)
 
-    def _records(self, query: str, values: Sequence[object], make: Callable[[rows.Row], T]) -> list[T]:
+    def _records(
+        self, query: str, values: Sequence[object], make: Callable[[rows.Row], T], *, cuts: bool = False
+    ) -> list[T]:
         found = self._rows(query, values)
         try:
             for row in found:
                 del row["n"]
             names = rows.names_in(found)
             cut: Mapping[Digest, str] = {}
-            if self._cuts:
+            if cuts or self._cuts:
                 cut = cut_texts(names & rows.values_in(found), self._rows, on_server=self.address.file is None)
             texts = {**self._texts(names - cut.keys()), **cut}
             return [make(row) for row in rows.with_texts(found, texts)]

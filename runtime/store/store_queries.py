@@ -68,7 +68,8 @@ class StoreQueries:
     async def latest_runs(
         self, workflow: str, *, among: int, most: int, status: RunStatus | None = None
     ) -> list[RunRecord]:
-        """Return the newest runs of a workflow, at most `most`, found among the `among` newest of all.
+        """Return the newest runs of a workflow, at most `most`, found among the `among` newest of all. Of long
+        arguments and results they have only the beginning (`cut_texts`).
 
         status: only runs that have it.
         """
@@ -77,7 +78,7 @@ class StoreQueries:
         query = query.where(tables.runs.c.workflow == workflow)
         if status is not None:
             query = query.where(tables.runs.c.status == status)
-        return await self._fetch(query.order_by(n.desc()).limit(most), rows.run_record)
+        return await self._fetch(query.order_by(n.desc()).limit(most), rows.run_record, cuts=True)
 
     async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
         """Return a run's journal, or only the rows after number `after`."""
@@ -86,12 +87,13 @@ class StoreQueries:
     async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
         return await self._of_run(tables.llm, run_id, rows.llm_record, after)
 
-    async def journal(self, run_id: RunId) -> tuple[list[OpRecord], list[LLMRecord]]:
-        """Return a run's journal and its model calls, as `ops` and `llm` do, over one connection."""
+    async def journal(self, run_id: RunId, *, cuts: bool = False) -> tuple[list[OpRecord], list[LLMRecord]]:
+        """Return a run's journal and its model calls, as `ops` and `llm` do, over one connection. cuts: of long
+        results of operations, only the beginning (`cut_texts`)."""
         values = plain_queries.since(run_id, 0)
 
         async def ask(connection: AsyncConnection) -> tuple[list[rows.Row], list[rows.Row]]:
-            ops = await connection.run_sync(_plain, plain_queries.of_run("ops"), values)
+            ops = await connection.run_sync(_plain, plain_queries.of_run("ops"), values, cuts)
             return ops, await connection.run_sync(_plain, plain_queries.of_run("llm"), values)
 
         with self._readable():
@@ -210,9 +212,9 @@ class StoreQueries:
                     pause_s = retries.pause_after(error)
                 await asyncio.sleep(pause_s)
 
-    async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:
+    async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T], *, cuts: bool = False) -> list[T]:
         with self._readable():
-            return [make(row) for row in await self._read(_with_texts(query))]
+            return [make(row) for row in await self._read(_with_texts(query, cuts))]
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -253,23 +255,26 @@ def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Await
     return ask
 
 
-def _plain(connection: Connection, query: str, values: Sequence[object]) -> list[rows.Row]:
+def _plain(connection: Connection, query: str, values: Sequence[object], cuts: bool = False) -> list[rows.Row]:
     """Return the rows of a plain query, with their texts."""
-    mark = "?" if connection.dialect.name == "sqlite" else "%s"
-    result = connection.exec_driver_sql(query.replace("?", mark), tuple(values))
-    found = plain_queries.as_rows(tuple(result.keys()), result.all())
+    found = blobs.plain(connection, query, values)
     for row in found:
         del row["n"]
-    return rows.with_texts(found, blobs.load(connection, rows.names_in(found)))
+    return _completed(connection, found, cuts)
 
 
-def _with_texts(query: Select[Any]) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+def _completed(connection: Connection, found: list[dict[str, Any]], cuts: bool) -> list[rows.Row]:
+    names = rows.names_in(found)
+    cut = blobs.cut(connection, rows.values_in(found)) if cuts else {}
+    return rows.with_texts(found, {**blobs.load(connection, names - cut.keys()), **cut})
+
+
+def _with_texts(query: Select[Any], cuts: bool) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
     async def ask(connection: AsyncConnection) -> list[rows.Row]:
         result = await connection.execute(query)
         names = tuple(result.keys())  # faster than its mappings, which matters for the journal of a long run
         found = [dict(zip(names, row, strict=True)) for row in result.all()]
-        texts = await connection.run_sync(blobs.load, rows.names_in(found))
-        return rows.with_texts(found, texts)
+        return await connection.run_sync(_completed, found, cuts)
 
     return ask
 

@@ -117,9 +117,9 @@ class Counting:
         self.read: list[RunId] = []
         self._store = store
 
-    async def journal(self, run: RunId) -> object:
+    async def journal(self, run: RunId, *, cuts: bool) -> object:
         self.read.append(run)
-        return await self._store.journal(run)
+        return await self._store.journal(run, cuts=cuts)
 
 
 @pytest_asyncio.fixture

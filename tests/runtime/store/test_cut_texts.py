@@ -43,6 +43,11 @@ async def test_long_values_are_cut(
         assert at_once(reader.effects(run.id)) == [
             replace(effect, args_json=first.result_json or "", result_json=first.result_json)
         ]
+        journal = await store.journal(run.id, cuts=True)
+        assert journal == at_once(reader.journal(run.id)) == ([first, second], [])
+        (latest,) = await store.latest_runs(run.workflow, among=9, most=9)
+        assert [latest] == at_once(reader.latest_runs(run.workflow, among=9, most=9))
+        assert latest.args_json == first.result_json
     begins = found.pop("begins")
     assert text.startswith(begins) and 1000 < len(begins) <= 4096
     assert found == {"$": "cut", "digest": rows.digest(text), "bytes": len(text.encode())}
