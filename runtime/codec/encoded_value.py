@@ -12,6 +12,7 @@ from ramify.runtime.codec.long_texts import PIECE, digest_text, has_surrogates, 
 from ramify.runtime.codec.object_state import TAG, find_cycle
 from ramify.runtime.errors import NotSerialisable
 
+_DIVIDED = 1 << 24  # the size from which a text is made in parts, which takes a little more time
 _CONTAINER = 256  # about the bytes in memory of a container with few items
 
 
@@ -117,7 +118,7 @@ class Encoded:
             return sha256_of([self._text])
         if known.uncanonical:
             tree = canonical(tree)
-        if known.size <= PIECE:
+        if known.size <= _DIVIDED:
             return sha256_of_ascii([written(tree, in_order=True)])
         return sha256_of_ascii(parts_of(tree, in_order=not known.in_order))
 
@@ -143,7 +144,7 @@ class Encoded:
 
 
 def _text_of(encoder: Encoder, tree: Any, *, unicode: bool) -> str:
-    write = written_in_parts if encoder.size > PIECE and not encoder.by_text else written
+    write = written_in_parts if encoder.size > _DIVIDED and not encoder.by_text else written
     if not unicode or not encoder.is_shorter_in_unicode:
         return write(tree)
     text = write(tree, unicode=True)

@@ -159,7 +159,9 @@ class Encoder:
             if not all(map(str.isascii, items)):
                 return False
             self.size += sum(map(len, items))
-        elif not (kinds <= _PLAIN or (kinds == _FLOAT and all(map(math.isfinite, items)))):
+        elif kinds == _FLOAT and all(map(math.isfinite, items)):
+            self.size += _NUMBER * len(items)
+        elif not kinds <= _PLAIN:
             return False
         self.size += _NUMBER * len(items)
         return True

@@ -12,6 +12,7 @@ from typing import Any
 from ramify.runtime.codec.canonical import base64_of
 from ramify.runtime.codec.long_texts import PIECE, parts_of_base64, parts_of_string
 
+_IN_PLACE = 33 << 20  # bytes: C libraries extend a longer string without a copy
 _GROWS = 4  # a part has at most so many times the items of the part before
 _DEEP = 16  # in containers that are nested more deeply, parts are not divided
 _DIVIDED = 4096  # items that are looked at one by one
@@ -35,8 +36,15 @@ def written(encoded: Any, *, unicode: bool = False, in_order: bool = False) -> s
 
 def written_in_parts(encoded: Any, *, unicode: bool = False) -> str:
     """Return `written(encoded, unicode=unicode)`. It needs hardly more memory than the text."""
-    whole = ""
-    for part in parts_of(encoded, unicode=unicode):
+    parts, held, size = parts_of(encoded, unicode=unicode), list[str](), 0
+    for part in parts:
+        held.append(part)
+        size += len(part)
+        if size > _IN_PLACE:
+            break
+    whole = "".join(held)
+    held.clear()
+    for part in parts:
         whole += part  # in place, so it needs half the memory of `join`
     return whole
 

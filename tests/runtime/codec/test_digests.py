@@ -162,8 +162,8 @@ LONG = {
 def test_the_digest_of_a_long_value_is_that_of_its_canonical_text(
     which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (encoded_value, json_parts):
-        monkeypatch.setattr(module, "PIECE", 1000)
+    for module, name in ((encoded_value, "PIECE"), (encoded_value, "_DIVIDED"), (json_parts, "PIECE")):
+        monkeypatch.setattr(module, name, 1000)
     value = LONG[which]()
     for unicode in (False, True):
         text = codec.encode(value, unicode=unicode)
@@ -180,8 +180,8 @@ def test_nothing_of_an_encoded_value_changes_with_the_value(
     part: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread may change it, or the step that gets a copy."""
-    for module in (encoded_value, json_parts):
-        monkeypatch.setattr(module, "PIECE", 1000)
+    for module, name in ((encoded_value, "PIECE"), (encoded_value, "_DIVIDED"), (json_parts, "PIECE")):
+        monkeypatch.setattr(module, name, 1000)
     arguments = {"value": [dict(part) for _ in range(MANY)], "data": bytearray(b"x" * MANY), "few": [[1]]}
     before, text = copy.deepcopy(arguments), codec.encode(arguments)
     encoded = Encoded(arguments)

@@ -44,6 +44,8 @@ def short_is_long() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (encoded_value, encoder, json_parts, long_texts):
             patch.setattr(module, "PIECE", 7)
+        patch.setattr(encoded_value, "_DIVIDED", 7)
+        patch.setattr(json_parts, "_IN_PLACE", 20)
         patch.setattr(long_texts, "_LIFTED", 16)
         patch.setattr(long_texts, "_DENSE", 0)
         patch.setattr(long_texts, "_BYTES", 6)
