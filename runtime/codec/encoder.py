@@ -291,17 +291,14 @@ class Encoder:
     # Objects
 
     def _object(self, value: Any, where: str) -> Any:
-        kept = self._as_object(value, where)
+        cls = type(value)
+        if (write := self._objects.get(cls)) is None:
+            write = self._objects[cls] = _writer_of(value, where)
+        kept = write(self, value, where)
         self.containers += 2
         if kept[TAG] not in ("dataclass", "model") or ASIDE in kept:
             self.uncanonical = True
         return kept
-
-    def _as_object(self, value: Any, where: str) -> Any:
-        cls = type(value)
-        if (write := self._objects.get(cls)) is None:
-            write = self._objects[cls] = _writer_of(value, where)
-        return write(self, value, where)
 
     def _ip(self, value: Any, _: str) -> Any:
         return {TAG: "ip", "t": type(value).__name__, "v": str(value)}

@@ -75,6 +75,8 @@ def _beginnings(names: Collection[Digest], stored: dict[Digest, _Stored], ask: A
     begins = dict[Digest, bytes]()
     for some in _batches({root for root, _ in shared.values()}):
         for row in ask(_query(f"digest, substr(text, 1, {_BEGINNING}) AS text", some), some):
+            if not isinstance(row["text"], str):
+                raise TypeError(f"blob {row['digest']} is no text")
             begins[row["digest"]] = to_bytes(row["text"])
     return {name: begins[root][:keep].decode(errors="ignore") for name, (root, keep) in shared.items()}
 
