@@ -118,7 +118,7 @@ class Encoded:
             return sha256_of([self._text])
         if known.uncanonical:
             tree = canonical(tree)
-        if known.size <= _DIVIDED:
+        if known.size_in_ascii <= _DIVIDED:
             return sha256_of_ascii([written(tree, in_order=True)])
         return sha256_of_ascii(parts_of(tree, in_order=not known.in_order))
 
@@ -144,7 +144,7 @@ class Encoded:
 
 
 def _text_of(encoder: Encoder, tree: Any, *, unicode: bool) -> str:
-    write = written_in_parts if encoder.size > _DIVIDED and not encoder.by_text else written
+    write = written_in_parts if encoder.size_in_ascii > _DIVIDED and not encoder.by_text else written
     if not unicode or not encoder.is_shorter_in_unicode:
         return write(tree)
     text = write(tree, unicode=True)

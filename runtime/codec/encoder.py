@@ -91,7 +91,7 @@ class Encoder:
     unsure: the value contains an object whose class may change what is decoded. by_text: only the text tells what is
     decoded. tagged: it holds more than JSON's own types. in_order: nothing in it has to be sorted for the digest.
     uncanonical: more than JSON's own objects may have to be sorted for it, or left out. size: about the number of
-    characters of its text. containers: their number.
+    characters of its text with those beyond ASCII as they are. containers: their number.
     """
 
     def __init__(self) -> None:
@@ -105,6 +105,11 @@ class Encoder:
         self._caching = set[int]()  # the objects whose cached properties are being encoded
         self._objects = dict[Any, Writer]()  # by class
         self._refs, self._names = dict[Any, Any](), dict[Any, frozenset[str]]()  # by class
+
+    @property
+    def size_in_ascii(self) -> int:
+        """About the number of characters of its text in ASCII."""
+        return self.size + self._escapes
 
     @property
     def is_shorter_in_unicode(self) -> bool:

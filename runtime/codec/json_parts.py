@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from json.encoder import encode_basestring, encode_basestring_ascii
@@ -39,7 +40,7 @@ def written_in_parts(encoded: Any, *, unicode: bool = False) -> str:
     parts, held, size = parts_of(encoded, unicode=unicode), list[str](), 0
     for part in parts:
         held.append(part)
-        size += len(part)
+        size += sys.getsizeof(part)
         if size > _IN_PLACE:
             break
     whole = "".join(held)
