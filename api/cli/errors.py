@@ -18,7 +18,7 @@ import click
 
 from ramify import paths
 from ramify.cli.console import LocationOptions
-from ramify.inspect.text import LONGER, SHOWN, byte_count, escaped
+from ramify.inspect.text import LONGER, SHOWN, escaped, size_of
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -153,9 +153,7 @@ def _say(message: str, typed: LocationOptions | None = None) -> None:
 def _bounded(message: str) -> str:
     """A message; of a long one, which quotes a value, both ends and the size."""
     return (
-        message
-        if len(message) <= LONGER
-        else f"{message[:SHOWN]}… ({byte_count(len(message))} in all) …{message[-SHOWN:]}"
+        message if len(message) <= LONGER else f"{message[:SHOWN]}… ({size_of(message)} in all) …{message[-SHOWN:]}"
     )
 
 

@@ -100,14 +100,19 @@ def fitted(text: str, width: int) -> str:
     """A text from a user's program in one line. Clipped if stdout is a terminal; whole in a pipe or a file, where any
     part may be searched for. Of a longer text than 64 kB, the beginning and the size."""
     if len(text) > LONGER:
-        return beginning(text, len(text), width)
+        return beginning(text, f"{size_of(text)} in all", width)
     return clipped(printable(text[: width + 1]), width) if sys.stdout.isatty() else printable(text)
 
 
-def beginning(text: str, size: int, width: int) -> str:
-    """The beginning of a long text in one line, and its size in bytes."""
+def beginning(text: str, size: str, width: int) -> str:
+    """The beginning of a long text in one line, and its size."""
     room = width if sys.stdout.isatty() else SHOWN
-    return f"{printable(text[: room - 1])}… ({byte_count(size)} in all; --json prints it whole)"
+    return f"{printable(text[: room - 1])}… ({size}; --json prints it whole)"
+
+
+def size_of(text: str) -> str:
+    """The size of a text in UTF-8."""
+    return byte_count(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
 
 
 def escaped(text: str, *, colours: bool = False) -> str:

@@ -23,8 +23,8 @@ def plain(value: object) -> object:
         return [plain(one) for one in value]
     if not isinstance(value, dict):
         return value
-    if value.get("$") == CUT:
-        return f"{value['begins']}… ({byte_count(value['bytes'])} in all)"
+    if is_cut(value):
+        return f"{value['begins']}… ({_size(value)})"
     if "$" not in value or "v" not in value:
         return {key: plain(one) for key, one in value.items()}
     kind, body = value["$"], value["v"]
@@ -37,6 +37,15 @@ def plain(value: object) -> object:
     return plain(body)
 
 
+def is_cut(value: dict[str, Any]) -> bool:
+    """Whether an object stands for a long value that was not read. A model's own JSON may have the same tag."""
+    return value.get("$") == CUT and value.keys() == {"$", "digest", "bytes", "exact", "begins"}
+
+
+def _size(cut: dict[str, Any]) -> str:
+    return f"{'' if cut['exact'] else 'more than '}{byte_count(cut['bytes'])} in all"
+
+
 def spoken(value: object) -> str:
     """The value in one line; of messages, their number and the last one."""
     told = plain(value)
@@ -45,8 +54,8 @@ def spoken(value: object) -> str:
 
 def value_line(value: object, width: int) -> str:
     """A stored value in one line, as `spoken`; of a long one, its beginning and its size."""
-    if isinstance(value, dict) and value.get("$") == CUT:
-        return beginning(value["begins"], value["bytes"], width)
+    if isinstance(value, dict) and is_cut(value):
+        return beginning(value["begins"], _size(value), width)
     return fitted(spoken(value), width)
 
 

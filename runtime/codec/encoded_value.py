@@ -125,9 +125,12 @@ class Encoded:
     def _refuse_unless_same(self, value: object) -> None:
         """Decode and encode again a value whose class may change what is decoded; refuse it if the text differs."""
         text, what = self.text(), self._what
+        known = self._encoder
+        if known is not None and known.is_shorter_in_unicode:  # which depends on parts that are not kept, too
+            text = _text_of(known, self._tree, unicode=False)
         try:
             encoder = Encoder()
-            again = _text_of(encoder, encoder.encode(decode(text), what), unicode=self._unicode)
+            again = _text_of(encoder, encoder.encode(decode(self.text()), what), unicode=False)
         except Exception as error:
             raise NotSerialisable(
                 f"{what} cannot be kept: reading it back raised {type(error).__name__}: {error}. Pass plain values, "

@@ -100,7 +100,7 @@ class Encoder:
         self.size = self.containers = 0
         self._width, self._escapes = 1, 0  # of strings beyond ASCII, see `width_and_more`
         self._has_surrogates = False
-        self._look_at = _LOOK_AT
+        self._written, self._look_at = 0, _LOOK_AT
         self._root: object = None
         self._caching = set[int]()  # the objects whose cached properties are being encoded
         self._objects = dict[Any, Writer]()  # by class
@@ -199,8 +199,9 @@ class Encoder:
         """Refuse values that share parts excessively: each shared part is written once per place, so n nested lists
         that hold the next one twice would be written 2^n times."""
         self.containers += 1
-        if self.containers > self._look_at:
-            if distinct_parts(self._root) * _MANY_TIMES < self.containers:
+        self._written += 1
+        if self._written > self._look_at:
+            if distinct_parts(self._root) * _MANY_TIMES < self._written:
                 raise NotSerialisable(
                     "the value holds the same objects so many times that it cannot be written out: pass each "
                     "object once, and refer to it by name"
@@ -295,17 +296,14 @@ class Encoder:
     # Objects
 
     def _object(self, value: Any, where: str) -> Any:
-        kept = self._as_object(value, where)
+        cls = type(value)
+        if (write := self._objects.get(cls)) is None:
+            write = self._objects[cls] = _writer_of(value, where)
+        kept = write(self, value, where)
         self.containers += 2
         if kept[TAG] not in ("dataclass", "model") or ASIDE in kept:
             self.uncanonical = True
         return kept
-
-    def _as_object(self, value: Any, where: str) -> Any:
-        cls = type(value)
-        if (write := self._objects.get(cls)) is None:
-            write = self._objects[cls] = _writer_of(value, where)
-        return write(self, value, where)
 
     def _ip(self, value: Any, _: str) -> Any:
         return {TAG: "ip", "t": type(value).__name__, "v": str(value)}

@@ -21,7 +21,7 @@ WORTH_PACKING, WORTH_PACKING_WITH_WORDS = 200, 48  # minimal bytes to compress, 
 LEVEL, LEVEL_WITH_WORDS = 1, 6  # zlib levels: with a dictionary, searching for long matches pays off
 WINDOW = 32768  # zlib's largest window, which costs 256 KB of memory: smaller ones are used if they suffice
 _LOOKAHEAD = 262  # bytes of its window that zlib reserves
-_RAW, _SQUEEZED = b"\0", b"\1"  # the first byte of a tail: not compressed, compressed
+_RAW, SQUEEZED = b"\0", b"\1"  # the first byte of a tail: not compressed, compressed
 
 
 class Named(NamedTuple):
@@ -68,7 +68,7 @@ def pack(text: str, data: bytes, bases: Iterable[tuple[Digest, bytes]]) -> Packe
     if base is None or keep < WORTH_SHARING:
         return Packed(text)
     squeezed = compress(data[keep:], old[-WINDOW:])
-    return Packed("", base, keep, _RAW + data[keep:] if squeezed is None else _SQUEEZED + squeezed)
+    return Packed("", base, keep, _RAW + data[keep:] if squeezed is None else SQUEEZED + squeezed)
 
 
 def packed_in_pieces(text: str, beginnings: Sequence[tuple[Digest, int]]) -> Iterator[tuple[Digest, Packed]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.inspect.text import age, clipped, count, escaped, fitted, instant, quoted_path, seconds, table
+from ramify.inspect.text import age, clipped, count, escaped, fitted, instant, quoted_path, seconds, size_of, table
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,11 @@ def test_text_is_not_clipped_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted("x" * 500, 30) == "x" * 500
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert fitted("x" * 500, 30) == "x" * 29 + "…"
+
+
+def test_the_size_of_a_long_text_is_in_bytes() -> None:
+    assert fitted("€" * (1 << 20), 60).endswith("€… (3.0 MB in all; --json prints it whole)")
+    assert size_of("\ud800") == "3 B"
 
 
 def test_clipped() -> None:

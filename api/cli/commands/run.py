@@ -16,7 +16,7 @@ from ramify.cli.errors import Interrupted
 from ramify.cli.path_options import NamedPath
 from ramify.cli.time_options import duration_option
 from ramify.inspect.home import Home
-from ramify.inspect.text import LONGER, SHOWN, byte_count, count
+from ramify.inspect.text import LONGER, SHOWN, count, size_of
 from ramify.runtime.records import DECORATORS, RunRecord
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _say_result(run: RunRecord, text: str) -> None:
     cut = sys.stdout.isatty() and len(text) > LONGER
     say_value(f"{text[:SHOWN]}…" if cut else text)
     if cut:
-        size = byte_count(len(text))
+        size = size_of(text)
         say(f"the result has {size} in all: `ramify show {run.id} --json` prints it whole", style="dim", err=True)
 
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
-from ramify.runtime.codec import codec
+from ramify.runtime.codec import codec, encoder
 from ramify.runtime.errors import NotSerialisable
 from tests.runtime import kept_values
 from tests.runtime.kept_values import ERRORS, VALUES, Bar, Box, Foo, Frozen, Holder, Page, Pair, Table, Text
@@ -448,3 +448,30 @@ def test_code_of_the_values_own_does_not_change_what_was_encoded_before(items: A
     CHANGED[:] = [items]
     assert codec.encode([items, Changing(1)]).startswith(f"[{before},")
     CHANGED.clear()
+
+
+def test_an_object_may_be_shared_as_often_as_its_containers_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists and dicts are counted, as in earlier versions, not the objects that hold them."""
+    monkeypatch.setattr(encoder, "_LOOK_AT", 1000)
+    shared = Holding([1])
+    assert codec.decode(codec.encode([shared] * 999)) == [shared] * 999
+    with pytest.raises(NotSerialisable, match="so many times"):
+        codec.encode([shared] * 1001)
+
+
+@dataclass
+class Holding:
+    items: list[int]
+
+
+class Unstorable:
+    """Neither it nor a list that holds it can be stored."""
+
+
+@pytest.mark.parametrize("message", ["der Name fehlt: é", "DEL \x7f"])
+def test_an_error_whose_object_is_not_kept_is_stored(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long text in the object decides how the error is written, and the decoded error lacks the object."""
+    monkeypatch.setattr(encoder, "PIECE", 1000)
+    error = AttributeError(message, name="x", obj=["é" * 2000, Unstorable()])
+    again = codec.decode(codec.encode(error, unicode=True))
+    assert (again.args, again.name) == ((message,), "x")

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.runtime.records import EffectRecord, EffectStatus
 from ramify.runtime.store import RunStore, rows, stored_texts
-from ramify.runtime.store.cut_texts import LONGER
+from ramify.runtime.store.cut_texts import LONGER, cut_texts
 from ramify.runtime.store.reader import Reader, at_once, reading
 
 Make = Callable[..., Any]
@@ -50,7 +50,7 @@ async def test_long_values_are_cut(
         assert latest.args_json == first.result_json
     begins = found.pop("begins")
     assert text.startswith(begins) and 1000 < len(begins) <= 4096
-    assert found == {"$": "cut", "digest": rows.digest(text), "bytes": len(text.encode())}
+    assert found == {"$": "cut", "digest": rows.digest(text), "bytes": len(text.encode()), "exact": True}
     with reading(address) as whole:
         assert at_once(whole.ops(run.id))[0].result_json == text
 
@@ -66,6 +66,35 @@ async def test_of_a_long_text_that_grew_only_what_it_shares_is_shown(
         first, second = (json.loads(one.result_json or "") for one in at_once(reader.ops(a_run().id)))
     assert first["begins"] == second["begins"] == texts[0][: len(first["begins"])]
     assert first["digest"] != second["digest"]
+    assert (first["exact"], second["exact"]) == (True, False)  # the end of the second is compressed
+    assert LONGER < second["bytes"] < len(texts[1])
+
+
+async def test_a_text_is_cut_whose_bases_no_row_of_its_table_names(
+    address: str, store: RunStore, a_run: Make, an_op: Make
+) -> None:
+    """Each text of the run continues the one before, and only the last one is read."""
+    await store.create_run(a_run())
+    texts = [json.dumps(["a" * LONGER, *map(str, range(1000, 1000 + 200 * grown))]) for grown in range(1, 5)]
+    for seq, text in enumerate(texts, 1):
+        await store.commit(a_run().id, ops=[an_op(seq=seq, key=f"o{seq}", result_json=text)])
+    with reading(address, cuts=True) as reader:
+        every = at_once(reader.ops(a_run().id))
+        (last,) = at_once(reader.ops(a_run().id, after=len(texts) - 1))
+    assert last == every[-1]
+    assert len({one.result_json for one in every}) == len(texts)
+    for one in every:
+        assert texts[0].startswith(json.loads(one.result_json or "")["begins"])
+
+
+def test_a_damaged_chain_is_refused() -> None:
+    def ask(query: str, names: Any) -> list[dict[str, Any]]:
+        base = {"a": "b", "b": "a"}
+        row = {"keep": 2 * LONGER, "more": 1, "first": b"\0", "size": 0}
+        return [{"digest": name, "base": base[name], **row} for name in names]
+
+    with pytest.raises(ValueError, match="base of itself"):
+        cut_texts(["a"], ask, on_server=False)
 
 
 async def test_the_results_of_model_calls_stay_whole(

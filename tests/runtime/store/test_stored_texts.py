@@ -159,3 +159,22 @@ async def test_a_long_text_that_is_there_in_another_form_gets_no_pieces(
     for run in ("run-1", "run-2", "run-3"):
         await store.delete_run(RunId(run))
     assert stored(store) == 0
+
+
+@pytest.mark.parametrize("sizes", [(1000, 250), (250, 1000), (1000, 300)])
+async def test_versions_that_cut_texts_elsewhere_share_pieces(
+    sizes: tuple[int, int], store: RunStore, a_run: Make, an_op: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "_LONGEST", 0)
+    start = "é\\x" * 1000
+    texts = {"run-1": start, "run-2": start + "b" * 700, "run-3": start[:2000]}
+    for run, size in zip(texts, (*sizes, sizes[0]), strict=True):
+        monkeypatch.setattr(stored_texts, "PIECE", size)
+        await store.create_run(a_run(id=run))
+        await store.commit(run, ops=[an_op(run_id=run, result_json=texts[run])])
+    for gone in ("run-1", "run-3", "run-2"):
+        for run, text in texts.items():
+            assert [op.result_json for op in await store.ops(RunId(run))] == [text]
+        await store.delete_run(RunId(gone))
+        del texts[gone]
+    assert stored(store) == 0
