@@ -94,11 +94,13 @@ class NodeExecution(Caller):
         "served",
         "session",
         "streams",
+        "unmerged",
     )
 
     def __init__(self, session: Session, node: ExecutableNode, reading: Reading, input: Any) -> None:
         self.session = session
         self.streams: list[OpenStream] = []
+        self.unmerged: Exception | None = None
         self._input = input
         self._cached: Cached | None = None
         self._node = node
