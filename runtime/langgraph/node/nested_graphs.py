@@ -104,7 +104,6 @@ class Caller(ABC):
 
     session: Session
     streams: list[OpenStream]  # that its code reads
-    unmerged: Exception | None  # why the files of a stream that its code has left could not be merged
 
     @property
     @abstractmethod
@@ -115,6 +114,10 @@ class Caller(ABC):
     @abstractmethod
     def instrument(self) -> Instrument:
         """Makes nodes over worlds of a graph's nodes."""
+
+    @abstractmethod
+    def fail_at_end(self, error: Exception) -> None:
+        """Have the node fail with this error when its code is done."""
 
     def graph(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig | None, options: dict[str, Any]
@@ -166,7 +169,7 @@ def _keeping_failure(caller: Caller) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001  # raised when the node ends
-        caller.unmerged = caller.unmerged or error
+        caller.fail_at_end(error)
 
 
 def _intercepted_stream(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
