@@ -102,8 +102,8 @@ def reason(
 ) -> str:
     """Why a file or link at the path would act on entry; "" if it would not.
 
-    holds: whether another path exists. link: whether a symbolic link is at the path. keeps: whether another path is
-    the user's own, and stays.
+    holds: whether another path is a file or a link. link: whether a symbolic link is at the path. keeps: whether
+    another path is the user's own, and stays.
     """
     given = path.split("/")
     path = spelled(path)
@@ -190,7 +190,7 @@ def without_active_files(
     changes: dict[str, LocatedEntry | None] = {}
     withheld: list[Withheld] = []
     run = [spelled(path) for path in named]
-    changed = functools.cache(lambda: {spelled(path) for path, found in view.delta.items() if found is not None})
+    changed = functools.cache(lambda: {spelled(path) for path, found in view.delta.items() if _is_file(found)})
 
     @functools.cache
     def keeps(path: str) -> bool:
@@ -198,7 +198,7 @@ def without_active_files(
 
     @functools.cache
     def holds(path: str) -> bool:
-        return path in view or spelled(path) in changed() or there(path)
+        return _is_file(view.locate(path)) or spelled(path) in changed() or there(path)
 
     for path in sorted(view.delta):
         found = view.delta[path]
@@ -218,6 +218,11 @@ def without_active_files(
             mode = found.entry.mode & ~(stat.S_ISUID | stat.S_ISGID)
             changes[path] = LocatedEntry(replace(found.entry, mode=mode), found.layer)
     return (view.changed(changes, view.root, {}) if changes else view), tuple(withheld)
+
+
+def _is_file(found: LocatedEntry | None) -> bool:
+    """Whether it is a file or a link. A folder `Head` beside `hooks` makes no repository."""
+    return found is not None and found.entry.kind is not EntryKind.DIR
 
 
 def _is_run(path: str, run: str, link: bool) -> bool:

@@ -15,7 +15,7 @@ from ramify.fork_engine.active_files import SET_ID, without_active_files
 from ramify.fork_engine.errors import CheckoutRefused
 from ramify.fork_engine.filesystem.write import Place
 from ramify.fork_engine.fsck.repair import verify_unflushed
-from ramify.fork_engine.git_settings import CONFIG, MOST_BYTES, named_by_repository, named_in
+from ramify.fork_engine.git_settings import CONFIG, MOST_BYTES, named_for, named_in
 from ramify.fork_engine.layers import LayerReader, Layers, LRUCache
 from ramify.fork_engine.snapshots import (
     DEFAULT_VOLATILE,
@@ -221,7 +221,7 @@ class ReadableStore:
                 raise CheckoutRefused(f"{dest}: {error.strerror}: {error.filename}. Make it writable") from None
 
     def _without_active_files(self, view: View, dest: Path) -> tuple[View, tuple[Withheld, ...]]:
-        named = named_by_repository(dest)
+        named = named_for(dest)
         own = view.base.entries.get(CONFIG)
         if own is not None and own.kind is EntryKind.FILE and own.size <= MOST_BYTES:
             with LayerReader(self._layers) as reader:

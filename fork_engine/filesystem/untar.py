@@ -34,6 +34,7 @@ from ramify.fork_engine.filesystem.openat import OpenatWalker, parent_folders, r
 from ramify.fork_engine.filesystem.scan import MAX_DEPTH, OPAQUE
 
 MAX_MEMBERS = 5_000_000
+_MOST_TEXT = 100 * MAX_MEMBERS  # characters of all names and attributes, which are in memory until the import ends
 _NO_SUCH_MEMBER = {
     errno.ENAMETOOLONG, errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EOPNOTSUPP, errno.ERANGE,
     errno.E2BIG, errno.EMLINK, errno.EOVERFLOW, errno.ENOTEMPTY, errno.EFBIG,
@@ -42,7 +43,6 @@ _CHUNK = 1 << 20
 _KEPT_XATTRS = "SCHILY.xattr.user."  # the spelling of user attributes in pax headers
 _OVERLAY_XATTRS = "SCHILY.xattr.user.overlay."  # overlayfs would act on them
 _MEMBER_BYTES = 4096  # what a member takes on the disk beside its bytes
-_MOST_TEXT = 128 << 20  # characters of all names and attributes, which are in memory until the import ends
 _RESERVE = 0.05  # of the free space, which an import leaves
 _WHITEOUT, _OPAQUE, _AUFS = ".wh.", ".wh..wh..opq", ".wh..wh."
 MAX_HEADER = 1 << 20
@@ -370,7 +370,9 @@ def _take_text(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> Non
     attributes = sum(len(value) for key, value in member.pax_headers.items() if key.startswith(_KEPT_XATTRS))
     unpacking.text += len(path) + len(member.linkname) + attributes
     if unpacking.text > _MOST_TEXT:
-        raise ImageError(f"{unpacking.tar}: its names have more than {_MOST_TEXT} characters: it is hostile")
+        raise ImageError(
+            f"{unpacking.tar}: more than {_MOST_TEXT} characters of names, which no root file system has"
+        )
 
 
 def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> Iterator[tuple[int, bytes]]:

@@ -78,13 +78,17 @@ class SecretForms:
         """Whether a text holds a secret, or a part of one that is long enough to be recognised."""
         if not self._exact:
             return False
-        if any(value in text for value in self._exact):
+        if self.are_whole_in(text):
             return True
         unquoted = text.translate(None, _QUOTING) if self._unquoted else b""
         if any(value in unquoted for value in self._unquoted):
             return True
         forms = (text, _decoded(text), _PREFIX.sub(b"", text))
         return any(map(self._are_in_plain, {_plain(form) for form in forms}))
+
+    def are_whole_in(self, text: bytes) -> bool:
+        """Whether a text holds a secret as it is."""
+        return any(value in text for value in self._exact)
 
     def _are_in_plain(self, plain: bytes) -> bool:
         if any(value in plain for value in self._whole):
@@ -149,5 +153,10 @@ def environment_without(env: Mapping[str, str], secrets: Mapping[str, str]) -> d
 
 
 def place_without(place: str, secrets: Mapping[str, str]) -> str:
-    """A directory; "" if its path holds a secret."""
-    return "" if forms_in(secrets).are_in(os.fsencode(place)) else place
+    """A directory; "" if its path holds a secret.
+
+    A path below the top of the tree is relative, and the snapshot holds its names anyway. So only a whole secret
+    counts there: a folder has the name of the repository in whose address the secret is.
+    """
+    forms, path = forms_in(secrets), os.fsencode(place)
+    return "" if (forms.are_in(path) if path.startswith(b"/") else forms.are_whole_in(path)) else place

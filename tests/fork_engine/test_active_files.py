@@ -94,6 +94,15 @@ def test_a_folder_that_git_takes_for_a_repository() -> None:
     assert not reason("other/config", there.__contains__)
 
 
+def test_folders_named_head_and_hooks_are_no_repository(bench: Any, tmp_path: Path) -> None:
+    """A component `Head` beside `hooks` and `config`, as in many web projects."""
+    files = {f"src/{name}": "1" for name in ("Head/index.tsx", "head/a", "hooks/useIt.ts", "config/index.ts")}
+    base = bench.base({"HEAD/a": "1", "README": "1"})
+    written = bench.store.checkout(bench.after(base, {**files, "hooks/a": "1"}), tmp_path / "dest")
+    assert written.withheld == ()
+    assert (tmp_path / "dest/src/hooks/useIt.ts").exists() and (tmp_path / "dest/hooks/a").exists()
+
+
 def evil_repository(tree: Path, *parts: str) -> None:
     """Parts of a bare repository whose configuration runs a program."""
     subprocess.run(["git", "init", "--quiet", "--bare", "made"], cwd=tree, check=True)

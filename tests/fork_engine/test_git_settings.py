@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ramify.fork_engine.active_files import GIT
-from ramify.fork_engine.git_settings import named_by_repository, named_in
+from ramify.fork_engine.git_settings import named_for, named_in
 from ramify.fork_engine.types import Withheld
 
 CONFIG = r"""
@@ -37,9 +37,47 @@ CONFIG = r"""
 
 def test_paths_that_a_configuration_names() -> None:
     assert named_in(CONFIG.encode(), "/work/tree") == {
-        "scripts/hooks", "tools/watch", ".gitconfig", "tools/clean.py", "build/do.sh", "bin/show",
+        "scripts/hooks", "tools/watch", ".gitconfig", "tools/clean.py", "bin/show",
     }  # fmt: skip
     assert named_in(b"\xff[core\nhooksPath\n= x\n[core]\nhookspath=\n", "/x") == set()
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("hooks # ours", "hooks"), ("hooks;ours", "hooks"), ('"a b" ; x', "a b"), (r'"a\"#b"/c', 'a"#b/c'),
+        ("sc\\\nripts", "scripts"), ("/work/tree/a", "a"), ("~/tree/a", "a"), ("~/elsewhere", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_value_is_read_as_git_reads_it(value: str, named: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/work")
+    found = named_in(f"[core]\n\thooksPath = {value}\n".encode(), "/work/tree")
+    assert found == (set() if named is None else {named})
+
+
+def test_folders_that_an_alias_names_are_no_hooks() -> None:
+    """An alias runs when its user types it, as a Makefile does."""
+    assert named_in(b"[alias]\n\ttodo = !grep -rn TODO src/\n\tlint = !ruff check src/a.py\n", "/x") == set()
+
+
+def test_the_users_configuration_for_all_repositories(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").write_text("[core]\n\thooksPath = tools/hooks\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "own"))
+    assert named_for(repository) == {"scripts/hooks", "tools/hooks"}
+    assert named_for(repository / "tools") == {"hooks", "tools/hooks"}  # it may become a repository itself
+    assert named_for(tmp_path / "none") == {"tools/hooks"}
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "git").mkdir()
+    (tmp_path / "own").rename(tmp_path / "git/config")
+    assert named_for(tmp_path / "none") == {"tools/hooks"}
+
+
+@pytest.fixture(autouse=True)
+def no_configuration_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
 
 
 @pytest.fixture
@@ -54,17 +92,20 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_the_repository_around_a_folder(repository: Path, tmp_path: Path) -> None:
-    assert named_by_repository(repository) == {"scripts/hooks"}
-    assert named_by_repository(repository / "scripts") == {"hooks"}
-    assert named_by_repository(repository / "scripts/hooks/x") == set()
+    assert named_for(repository) == {"scripts/hooks"}
+    subprocess.run(["git", "config", "extensions.worktreeConfig", "true"], cwd=repository, check=True)
+    subprocess.run(["git", "config", "--worktree", "core.fsmonitor", "tools/watch"], cwd=repository, check=True)
+    assert named_for(repository) == {"scripts/hooks", "tools/watch"}
+    assert named_for(repository / "scripts") == {"hooks"}
+    assert named_for(repository / "scripts/hooks/x") == set()
     as_me = ["git", "-c", "user.name=a", "-c", "user.email=b"]
     subprocess.run([*as_me, "commit", "--quiet", "--allow-empty", "-mx"], cwd=repository, check=True)
     subprocess.run(["git", "worktree", "add", "--quiet", str(tmp_path / "more")], cwd=repository, check=True)
-    assert named_by_repository(tmp_path / "more") == {"scripts/hooks"}
+    assert named_for(tmp_path / "more") == {"scripts/hooks", "tools/watch"}  # git copies it
     pipe = tmp_path / "pipe"
     (pipe / ".git").mkdir(parents=True)
     os.mkfifo(pipe / ".git/config")
-    assert named_by_repository(pipe) == set()
+    assert named_for(pipe) == set()
 
 
 @pytest.mark.parametrize("how", ["applied", "new", "a folder of it"])

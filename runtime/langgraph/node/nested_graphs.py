@@ -8,7 +8,7 @@ A graph that starts afresh gets the node's world by a write next to the graph's 
 checkpoints hold the position: a resumed node calls its graph again, and the graph goes on from there.
 
 If the node's code leaves the stream of a graph before its end (`break`), the node's world gets the files of the nodes
-that are done by then.
+that are done by then. If they conflict with the node's own, the node fails when its code is done.
 """
 
 from __future__ import annotations
@@ -115,6 +115,10 @@ class Caller(ABC):
     def instrument(self) -> Instrument:
         """Makes nodes over worlds of a graph's nodes."""
 
+    @abstractmethod
+    def fail_at_end(self, error: Exception) -> None:
+        """Have the node fail with this error when its code is done."""
+
     def graph(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig | None, options: dict[str, Any]
     ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig, Invocation]:
@@ -159,6 +163,15 @@ def _caller(graph: Any, config: RunnableConfig | None) -> Caller | None:
     return found if isinstance(found, Caller) else None
 
 
+@contextmanager
+def _keeping_failure(caller: Caller) -> Iterator[None]:
+    """Keep an error for the end of the node: nobody would see one that closing a stream raises after `break`."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # raised when the node ends
+        caller.fail_at_end(error)
+
+
 def _intercepted_stream(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
     caller = _caller(self, config)
     if caller is None:
@@ -181,8 +194,9 @@ def _stream_over_worlds(
         try:
             yield from _stream(inner, input, config, **options)
         except GeneratorExit:
-            if not caller.attempt.is_over:
-                caller.session.portal.wait(invocation.take_back_midway())
+            with _keeping_failure(caller):
+                if not caller.attempt.is_over:
+                    caller.session.portal.wait(invocation.take_back_midway())
             raise
         except ParentCommand:
             caller.session.portal.wait(invocation.take_back())
@@ -216,8 +230,9 @@ async def _astream_over_worlds(
                 async for chunk in chunks:
                     yield chunk
         except GeneratorExit:
-            if not caller.attempt.is_over:
-                await caller.session.portal.cross(invocation.take_back_midway())
+            with _keeping_failure(caller):
+                if not caller.attempt.is_over:
+                    await caller.session.portal.cross(invocation.take_back_midway())
             raise
         except ParentCommand:
             await caller.session.portal.cross(invocation.take_back())

@@ -94,11 +94,13 @@ class NodeExecution(Caller):
         "served",
         "session",
         "streams",
+        "unmerged",
     )
 
     def __init__(self, session: Session, node: ExecutableNode, reading: Reading, input: Any) -> None:
         self.session = session
         self.streams: list[OpenStream] = []
+        self.unmerged: Exception | None = None  # why files of a stream that its code has left could not be merged
         self._input = input
         self._cached: Cached | None = None
         self._node = node
@@ -251,6 +253,9 @@ class NodeExecution(Caller):
         if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
             return False
         return self.has_begun and not self._has_calls() and self.attempt.fail_clean(error)
+
+    def fail_at_end(self, error: Exception) -> None:
+        self.unmerged = self.unmerged or error
 
     def close_streams(self) -> None:
         """Close the streams of graphs that the node's code has left open. Call it on the node's thread."""

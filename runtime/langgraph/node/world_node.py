@@ -239,6 +239,8 @@ class WorldNode(Runnable[Any, Any]):
                 finally:
                     if running.streams:
                         running.close_streams()
+                if running.unmerged is not None:
+                    raise running.unmerged
             except BaseException as error:
                 if not running.failed_clean(error):
                     self._leave(reading, wait(running.raised(error)))
@@ -269,6 +271,8 @@ class WorldNode(Runnable[Any, Any]):
                 finally:
                     if running.streams:
                         await running.aclose_streams()
+                if running.unmerged is not None:
+                    raise running.unmerged
             except BaseException as error:
                 if not running.failed_clean(error):
                     self._leave(reading, await cross(running.raised(error)))

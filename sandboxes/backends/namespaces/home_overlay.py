@@ -213,8 +213,11 @@ def mask_entries(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEnt
         path = home / name
         above = parents.get(path.parent) or parents.setdefault(path.parent, path.parent.resolve())
         if not there:
-            if above.is_dir() and above.is_relative_to(real_home):  # a later login may make it
-                _white_out(above / path.name, real_home, pieces)
+            if above.is_dir():  # a later login may make it
+                if above.is_relative_to(real_home):
+                    _white_out(above / path.name, real_home, pieces)
+                else:
+                    elsewhere.append(str(above / path.name))
             continue
         for real in {above / path.name, path.resolve()}:
             for shown in map(Path, mounts.names(str(real))):

@@ -38,9 +38,9 @@ _WHOLE: Mapping[str, int] = {  # the least
     "top_k": -1,
     "min_keep": 0,
     "mirostat": 0,
-    "repeat_last_n": 0,
+    "repeat_last_n": -1,  # all of the context
     "dry_allowed_length": 0,
-    "dry_penalty_last_n": 0,
+    "dry_penalty_last_n": -1,
 }
 _FLAGS = ("add_generation_prompt", "continue_final_message", "ignore_eos", "parallel_tool_calls")
 _TEXTS = ("grammar", "model", "reasoning_format")

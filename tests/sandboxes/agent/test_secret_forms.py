@@ -65,3 +65,10 @@ def test_environment_and_directory() -> None:
     secrets = {"TOKEN": "hunter2-9f31"}
     assert environment_without({"A": "x Hunter2 9F31 x", "TOKEN": "gone", "B": "1"}, secrets) == {"B": "1"}
     assert place_without("/dev/shm/hunter2-9f31", secrets) == "" and place_without("/tmp/x", secrets) == "/tmp/x"
+
+
+def test_a_folder_of_the_tree_with_a_part_of_an_address_is_kept() -> None:
+    secrets = {"URL": "https://x:hunter2-9f31@host/team/a-long-project"}
+    assert place_without("a-long-project/src", secrets) == "a-long-project/src"
+    assert place_without("/elsewhere/a-long-project", secrets) == ""
+    assert place_without("x/hunter2-9f31", {"TOKEN": "hunter2-9f31"}) == ""

@@ -14,7 +14,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
-from ramify import SyncSandbox
+from ramify import Sandbox, SyncSandbox
+from ramify.fork_engine.errors import MergeConflict
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 RETRY = RetryPolicy(initial_interval=0.0, jitter=False, retry_on=OSError)
@@ -43,6 +44,15 @@ def writer(name: str, ran: list[str] | None = None) -> Any:
         return {"seen": [[name]]}
 
     return write
+
+
+KEPT_PATHS: list[Any] = []
+
+
+def clash(state: State, sandbox: SyncSandbox) -> State:
+    (sandbox.path / "x").write_text("inner")
+    KEPT_PATHS.pop().write_text("outer")
+    return {}
 
 
 def look(state: State, sandbox: SyncSandbox) -> State:
@@ -166,3 +176,22 @@ async def test_a_node_that_asks_after_it_left_goes_on_in_the_graph(how: str, com
     assert ran == ["x"]
     seen = (await app.ainvoke(Command(resume="bob"), CONFIG))["seen"]
     assert (ran, seen[-2], seen[-1]) == (["x", "y"], ["bob"], ["a", "x", "y"])
+
+
+@pytest.mark.parametrize("chunks", [1, 9])
+@pytest.mark.parametrize("how", HOWS)
+async def test_a_conflict_with_what_the_node_wrote_meanwhile_fails_the_node(
+    how: str, chunks: int, compile_graph: Any
+) -> None:
+    """As it does if the node reads the stream to its end."""
+    inner = chain(x=clash, y=writer("y")).compile()
+    leave = leaving(inner, how, chunks=chunks)
+
+    async def sub(state: State, sandbox: Sandbox) -> State:
+        KEPT_PATHS.append(sandbox.path / "x")
+        await leave(state) if "async" in how else leave(state)
+        return {}
+
+    app = compile_graph(chain(sub=sub, look=look))
+    with pytest.raises(MergeConflict):
+        await app.ainvoke({"seen": []})

@@ -70,3 +70,23 @@ def test_a_topics_checkpoint_is_that_of_its_superstep(home: Path, tmp_path: Path
         )
         assert (first.values["heard"], second.values["heard"]) == (["a"], ["a", "b"])
         assert app.invoke(None, first.config)["heard"] == ["a", "b", "c"]
+
+
+class OnceEach(Topic[str]):
+    """A user's own kind of topic."""
+
+    def update(self, values: Any) -> bool:
+        return super().update([value for value in values if value not in self.values])
+
+
+class Distinct(TypedDict, total=False):
+    heard: Annotated[list[str], OnceEach(str, accumulate=True)]
+
+
+def test_a_users_own_kind_of_topic_stays_as_it_is(home: Path) -> None:
+    graph: Any = StateGraph(Distinct)
+    for name in ("a", "b"):
+        graph.add_node(name, lambda state: {"heard": "said"})
+    graph.add_edge(START, "a").add_edge("a", "b")
+    with ramify.compile(graph, home=home, sandbox="copy", name="topics") as app:
+        assert app.invoke({})["heard"] == ["said"]

@@ -253,6 +253,13 @@ def test_a_mask_keeps_the_folders_above_as_they_are(home: Path) -> None:
     assert elsewhere == []
 
 
+def test_a_later_login_in_a_folder_that_is_a_link_out_of_the_home(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "settings").mkdir()
+    shutil.rmtree(home / ".config")
+    (home / ".config").symlink_to(tmp_path / "settings")
+    assert str(tmp_path / "settings/gh") in mask_entries(home)[1]
+
+
 async def test_a_login_while_worlds_are_open_is_hidden(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, home: Path, out: Out
 ) -> None:

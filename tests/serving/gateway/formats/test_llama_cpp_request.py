@@ -138,6 +138,8 @@ def test_values_that_the_engine_knows_are_passed_on() -> None:
         assert chat_for_llama_cpp(body) == body
     for bias in ({}, {"5": -100, " the": 0.5}, [[5, 1], ["a", False]]):
         assert chat_for_llama_cpp({**ASK, "logit_bias": bias})["logit_bias"] == bias
+    for name in ("repeat_last_n", "dry_penalty_last_n"):
+        assert chat_for_llama_cpp({**ASK, name: -1})[name] == -1  # all of the context, which is the default
     nothing = {"type": "text", "json_schema": None, "schema": None}  # null is what is not there
     assert chat_for_llama_cpp({**ASK, "response_format": nothing})["response_format"]["type"] == "text"
     for text in ({"prompt": ["a", "b"], "logprobs": 2}, {"prompt": [1, 2], "logprobs": True}):
