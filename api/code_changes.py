@@ -301,14 +301,14 @@ def _compiled_as_then(workflow: Workflow[..., Any], plan: Plan) -> Plan:
 
 def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found: CodeDiff) -> PlanForCode:
     """The code differs only by blocks under `patched`: everything outside them is unchanged."""
-    from ramify.compiler.plan_matching import current_sites, with_stored_ids
+    from ramify.compiler.plan_matching import current_sites, with_recorded_parameters, with_stored_ids
 
     assert found.unpatched is not None
     before = current_sites(plan, found.unpatched)
     if before is None:
         raise changed(record, plan, found)
     old = {(op.kind, before[op.id]): op.id for op in plan.ops if op.id in before}
-    now = _compiled_as_then(workflow, plan)
+    now = with_recorded_parameters(_compiled_as_then(workflow, plan), plan)
     same = {op.id: old[op.kind, op.site] for op in now.ops if op.site is not None and (op.kind, op.site) in old}
     fresh = ", ".join(sorted(set(now.patches) - set(plan.patches)))
 
@@ -340,11 +340,12 @@ def matched_with(
 
 
 def _adoption(plan: Plan, now: Plan, matched: Matching, taken: Iterable[str]) -> Adoption:
-    from ramify.compiler.plan_matching import is_behind_change, with_stored_ids
+    from ramify.compiler.plan_matching import is_behind_change, with_recorded_parameters, with_stored_ids
 
     same = {new.id: old.id for old, new in matched.pairs}
     changed_ids = {new.id for old, new in matched.pairs if CHANGED in old.attrs or is_behind_change(old, new)}
     catch_all = plan.catch_all.id if matched.catch_all_goes_on else None
+    now = with_recorded_parameters(now, plan)
     made = with_stored_ids(now, same, taken, catch_all, changed=changed_ids)
     counts = (("kept", matched.kept), ("again", matched.again), ("aside", matched.aside), ("added", matched.added))
     attrs = {name: "; ".join(map(str, lines)) for name, lines in counts}

@@ -56,6 +56,7 @@ class Step(Generic[P, R]):
             reuse=definition.reuse,
             in_fork=definition.outside.in_fork is not InFork.REFUSE,
             retried=definition.retry > 0,
+            sandbox=definition.sandbox_parameter,
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:

@@ -18,6 +18,7 @@ class StepInfo:
     reuse: bool = False
     in_fork: bool = False
     retried: bool = False  # a failed attempt is repeated
+    sandbox: str | None = None  # the name of the parameter that takes the Sandbox
 
 
 @dataclass(frozen=True, slots=True)

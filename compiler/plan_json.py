@@ -17,7 +17,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 from ramify.compiler.plan import PLACES_VERSION, PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
 WITHOUT_CODE = 3  # plans of this version do not state the code that they were compiled from
-OLDER = (4, 5, 6, 7, 8)  # plans of these state only a part of it; they keep their version
+OLDER = (4, 5, 6, 7, 8, 9)  # plans of these state only a part of it; they keep their version
 
 
 def read_plan(text: str) -> Plan:
@@ -37,15 +37,20 @@ def read_plan(text: str) -> Plan:
         raise PlanError(
             f"plan.version: {version!r}, and this ramify reads {PLAN_VERSION}; compile the workflow again"
         )
-    if version < PLACES_VERSION:
-        _add_missing_keys(data)
+    if version < PLAN_VERSION:
+        _add_missing_keys(data, version)
     plan: Plan = _decode(Plan, data, "plan")
     _check_names(plan)
     return plan
 
 
-def _add_missing_keys(data: dict[str, Any]) -> None:
+def _add_missing_keys(data: dict[str, Any], version: int) -> None:
     """Add the keys that an older plan does not have, with empty values."""
+    for step in data["steps"] if isinstance(data.get("steps"), list) else ():
+        if isinstance(step, dict):
+            step.setdefault("parameters", [])
+    if version >= PLACES_VERSION:
+        return
     data.setdefault("places", 0)
     data.setdefault("patches", [])
     data.setdefault("files", [])

@@ -162,6 +162,13 @@ def _by_identity(ops: Iterable[PlanOp]) -> dict[str, list[PlanOp]]:
     return found
 
 
+def with_recorded_parameters(now: Plan, stored: Plan) -> Plan:
+    """Return the current plan with the names of parameters by which a journal under the stored plan knows them."""
+    known = {step.name: step.parameters for step in stored.steps}
+    steps = (replace(step, parameters=known.get(step.name, step.parameters)) for step in now.steps)
+    return replace(now, steps=tuple(steps))
+
+
 def with_stored_ids(
     now: Plan,
     same: Mapping[OpId, OpId],

@@ -50,7 +50,7 @@ def _step_plan(step: StepSpec) -> StepPlan:
         effect, why = Effect.REVERTIBLE, "takes a Sandbox"
     else:
         effect, why = Effect.UNKNOWN, "not declared, takes no Sandbox"
-    return StepPlan(step.name, effect, step.reuse, step.code_digest, why, step.in_fork)
+    return StepPlan(step.name, effect, step.reuse, step.code_digest, why, step.in_fork, step.parameters)
 
 
 def _tools_text(step: StepSpec) -> str:

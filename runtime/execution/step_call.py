@@ -27,6 +27,7 @@ from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
 
+_BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 
 
@@ -86,8 +87,14 @@ def _signature(function: Callable[..., Any], left_out: str | None = None) -> ins
 def _positional(function: Callable[..., Any], left_out: str | None) -> tuple[str, ...] | None:
     """Return the names of the parameters if all of them may be given by position, and no others."""
     parameters = _signature(function, left_out).parameters
-    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(parameters) if all(one.kind in by_position for one in parameters.values()) else None
+    return tuple(parameters) if all(one.kind in _BY_POSITION for one in parameters.values()) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def names_by_position(function: Callable[..., Any], left_out: str | None) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the names of the parameters that may be given by position, and those of all parameters."""
+    parameters = _signature(function, left_out).parameters
+    return tuple(name for name, one in parameters.items() if one.kind in _BY_POSITION), frozenset(parameters)
 
 
 async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

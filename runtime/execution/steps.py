@@ -8,14 +8,12 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from types import CoroutineType
 from typing import Any
 
 from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.digests import digest_in_journal
 from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import (
@@ -33,6 +31,7 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.equal_calls import refuse_swapped_result, refuse_untold_call
 from ramify.runtime.execution.placed_steps import perform_elsewhere
+from ramify.runtime.execution.recorded_arguments import recorded_digest
 from ramify.runtime.execution.run import (
     Run,
     RunScope,
@@ -79,8 +78,6 @@ from ramify.runtime.worlds.world_pool import Branch
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
 """Errors after which a step is not retried, because a retry cannot succeed."""
 
-_MOST_ADDED_PARAMETERS = 5  # how many parameters with defaults are tried as parameters that were added later
-
 
 def begin_step(
     scope: RunScope, step: StepDef, op: PlanOp, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -98,7 +95,7 @@ def begin_step(
     bound, defaults = bind_with_defaults(step, args, kwargs)
     plain = bound if all(map(is_plain, bound.values())) else None
     encoded = Encoded(bound, f"step {step.name!r}: arguments", unicode=True)
-    args_digest = _digest(scope, op, bound, defaults, encoded)
+    args_digest = recorded_digest(scope, step, op, bound, defaults, encoded)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     refuse_untold_call(scope, step, op, key)
     caller = asyncio.current_task()
@@ -109,23 +106,6 @@ def begin_step(
     scope.run.waits.watch(caller)
     scope.run.begun[key] = BegunStep(performing, caller)
     return performing
-
-
-def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], arguments: Encoded) -> str:
-    """Return the digest of the arguments by which the journal knows the call. Parameters that were added to the step
-    later are left out if they have their defaults."""
-    journal, path = scope.run.journal, scope.branch.path
-    now = digest_in_journal(journal, bound, arguments)
-    if not defaults or not journal.has_digests or journal.has_place(path, op.id, now[:16]):
-        return now
-    newest = sorted(defaults, key=list(bound).index, reverse=True)[:_MOST_ADDED_PARAMETERS]
-    for count in range(1, len(newest) + 1):
-        for names in combinations(newest, count):
-            less = {name: value for name, value in bound.items() if name not in names}
-            before = digest_in_journal(journal, less, Encoded(less))
-            if journal.has_place(path, op.id, before[:16]):
-                return before
-    return now
 
 
 async def _perform(call: StepCall) -> Any:

@@ -47,8 +47,10 @@ def stand_in(recorder: Recorder) -> ModuleType:
     class Step:
         def __init__(self, function: Callable[..., Any], effect: Effect | None, reuse: bool) -> None:
             functools.update_wrapper(self, function)
-            takes_sandbox = any("Sandbox" in str(hint) for hint in function.__annotations__.values())
-            self.__ramify_step__ = StepInfo(function.__qualname__, function.__module__, effect, takes_sandbox, reuse)
+            hints = function.__annotations__.items()
+            sandbox = next((name for name, hint in hints if "Sandbox" in str(hint)), None)
+            named = function.__qualname__, function.__module__
+            self.__ramify_step__ = StepInfo(*named, effect, sandbox is not None, reuse, sandbox=sandbox)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             recorder.call(OpKind.RUN, self.__ramify_step__.name)

@@ -48,7 +48,8 @@ def parse_graph(text: str) -> Graph:
 def _parse_step(scan: _Scanner) -> StepPlan:
     name, facts = scan.string(), scan.object()
     try:
-        return StepPlan(name, **{**facts, "effect": Effect(facts["effect"])})
+        read = {"effect": Effect(facts["effect"]), "parameters": tuple(facts.get("parameters", ()))}
+        return StepPlan(name, **{**facts, **read})
     except (KeyError, TypeError, ValueError):
         raise scan.fail("a step's effect, reuse, code_digest and why") from None
 

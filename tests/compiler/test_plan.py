@@ -40,9 +40,9 @@ CATCH_ALL = PlanOp(OpId("break.0"), OpKind.BREAK, attrs={"seal": True})
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    steps = draw(
-        st.lists(st.builds(StepPlan, texts, st.sampled_from(Effect), st.booleans(), texts, texts), max_size=3)
-    )
+    names = st.lists(texts, max_size=2).map(tuple)
+    known = texts, st.sampled_from(Effect), st.booleans(), texts, texts, st.booleans(), names
+    steps = draw(st.lists(st.builds(StepPlan, *known), max_size=3))
     ids = draw(st.lists(texts.map(lambda text: OpId("op" + text)), unique=True, max_size=5))
     ops = [CATCH_ALL]
     for op_id in ids:
@@ -151,6 +151,7 @@ def _set(*path: Any, to: Any) -> Callable[[Any], None]:
         (_set("ops", 5, "extra", to=1), "plan.ops[5].extra"),
         (lambda data: data["ops"][5].pop("attrs"), "plan.ops[5].attrs"),
         (lambda data: data.pop("steps"), "plan.steps"),
+        (lambda data: data["steps"][0].pop("parameters"), "plan.steps[0].parameters"),
         (_set("blocks", 0, "exits", 0, to=["b2"]), "plan.blocks[0].exits[0]"),
         (_set("blocks", 0, "exits", 0, 0, to="b9"), "plan.blocks[0].exits[0][0]"),
         (_set("blocks", 0, "exits", 0, 1, to=[]), "plan.blocks[0].exits[0][1]"),
@@ -165,6 +166,18 @@ def test_a_wrong_plan_is_refused_by_the_name_of_the_key(edit: Callable[[Any], No
     with pytest.raises(PlanError) as error:
         Plan.from_json(json.dumps(data))
     assert key in str(error.value)
+
+
+@pytest.mark.parametrize("version", [6, 9])
+def test_an_earlier_plan_does_not_state_the_parameters(version: int) -> None:
+    data = json.loads(small_plan().to_json()) | {"version": version}
+    for step in data["steps"]:
+        del step["parameters"]
+    plan = Plan.from_json(json.dumps(data))
+    assert (plan.version, plan.steps[0].parameters) == (version, ())
+    del data["places"]
+    with pytest.raises(PlanError, match=r"plan\.places"):
+        Plan.from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[]", "null", '{"version": 1}'])

@@ -14,7 +14,7 @@ from ramify.cli.console import CommandHome, headed, pass_home, say_json, say_pag
 from ramify.cli.errors import is_ours
 from ramify.cli.trust import need_own_home, trust_option
 from ramify.compiler.pass_effects import with_effect, without_effect
-from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
+from ramify.compiler.plan import CodePart, OpId, Plan
 from ramify.inspect.home import Home, require_run
 from ramify.inspect.plan_outcomes import KeptWarm, OpOutcome, kept_warm, stage_error, story
 from ramify.inspect.text import count, fitted, seconds, table
@@ -123,8 +123,8 @@ async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], li
     return run, await store.ops(run.id), await store.llm(run.id), others
 
 
-_GRAPH_DIGESTS = 5
-"""The first plan format whose digests of graphs are computed as today."""
+_WORKFLOW_DIGESTS, _GRAPH_DIGESTS = 9, 5
+"""The first plan formats whose digests of workflows and of graphs are computed as today."""
 
 
 def what_changed(run: RunRecord, plan: Plan, target: str | None = None, home: Home | None = None) -> Changed:
@@ -145,7 +145,7 @@ def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
     """The differences between the code of a plan and the code that `now` was compiled from."""
     from ramify.compiler.change_impact import affected_operations, changed_parts
 
-    of_now = PLAN_VERSION if frontend == DECORATORS else _GRAPH_DIGESTS
+    of_now = _WORKFLOW_DIGESTS if frontend == DECORATORS else _GRAPH_DIGESTS
     if plan.version < of_now or (frontend == DECORATORS and not plan.code):
         then = "; `ramify resume` compares as far as that version allows" if frontend == DECORATORS else ""
         return Changed(known=False, why=f"the plan was made by an earlier version{then}")

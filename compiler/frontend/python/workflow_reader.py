@@ -7,6 +7,7 @@ the changed code, in the text or in a loop around it. Different arms of a condit
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -124,7 +125,18 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
         files=files_of(function, nodes, sources),
         prefix=first_prefix(function, sources.rebound_globals(function.path)) if calls_llm else None,
         worldless=not (info.takes_sandbox or info.effect is Effect.PURE or may_use_a_world(function, nodes, sources)),
+        parameters=_parameters(code, info.sandbox),
     )
+
+
+def _parameters(code: Callable[..., Any], sandbox: str | None) -> tuple[str, ...]:
+    """Return the names of the parameters that may be given by position, without that of the Sandbox."""
+    try:
+        parameters = inspect.signature(code).parameters.values()
+    except (NameError, TypeError, ValueError):  # an object that replaces the signature may raise them
+        return ()
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(one.name for one in parameters if one.kind in by_position and one.name != sandbox)
 
 
 # Which steps a change of the workflow's own code may affect

@@ -11,7 +11,7 @@ from typing import Any, cast
 import passes_app
 
 from ramify import Runtime
-from ramify.cli.commands.explain import Changed, change_lines, choice_lines, warm_lines
+from ramify.cli.commands.explain import Changed, change_lines, choice_lines, compared, warm_lines
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.inspect.plan_outcomes import KeptWarm, kept_warm
 from ramify.inspect.plan_outcomes import story as told_of
@@ -170,3 +170,9 @@ def test_what_was_kept_ready_and_why() -> None:
     found = kept_warm(plan, made)
     assert found == [KeptWarm(seal.id, 1, "3 for the fork", until), KeptWarm(seal.id, 2, "n", until)]
     assert warm_lines(found)[0] == (f"kept ready after {seal.id} (1 time): 3 for the fork; until {', '.join(until)}")
+
+
+def test_a_plan_of_a_format_with_the_same_digests_is_compared() -> None:
+    now = compile_plan(passes_app.searches)
+    assert compared(replace(now, version=9), now, "decorators") == Changed(known=True, why="")
+    assert not compared(replace(now, version=8), now, "decorators").known

@@ -18,7 +18,7 @@ from ramify import Runtime
 from ramify.runtime.codec import digests
 from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.errors import NotSerialisable, ResultNotKept, RunFailed
-from ramify.runtime.execution import steps
+from ramify.runtime.execution import recorded_arguments
 from ramify.runtime.records import EffectStatus
 
 
@@ -120,7 +120,7 @@ async def test_a_run_of_an_earlier_version_continues_and_pays_nothing_twice(
     """Its keys contain digests of arguments as that version encoded them."""
     (paid.parent / "fail").touch()
     with monkeypatch.context() as earlier:
-        earlier.setattr(steps, "digest_in_journal", lambda _, value, __: digests._digest_before(value))
+        earlier.setattr(recorded_arguments, "digest_in_journal", lambda _, value, __: digests._digest_before(value))
         with pytest.raises(RunFailed):
             await runtime.run(results_app.pays_for, results_app.Receipt(number=1), workspace=workspace)
     with pytest.raises(RunFailed):  # once more under this version, which keeps to the keys of then

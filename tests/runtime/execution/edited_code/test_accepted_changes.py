@@ -174,7 +174,7 @@ async def test_a_step_that_gets_parameters_with_defaults_keeps_its_results(app: 
 @pytest.mark.parametrize(
     ("then", "now", "why"),
     [
-        ("a", "b", "took a then, and takes b now"),
+        ("a, b=1", "b, c=1", "took a, b then, and takes b, c now"),
         ("a, b='x'", "a", "took a, b then, and takes a now"),
         ("a, b='x'", "a, b='y'", "defaults of b have changed"),
         ("a, b='x'", "a, b='y', c=1", "took a, b then, and takes a, b, c now"),
