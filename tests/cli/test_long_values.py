@@ -19,7 +19,7 @@ SIZE = 3_000_000
 FLOW = """
 from ramify import Sandbox, interrupt, step, workflow
 
-@step(effect="irreversible", reconcile=lambda **_: None)
+@step(effect="irreversible", reconcile=lambda key, **_: None)
 async def send(text: str, sandbox: Sandbox) -> str:
     return text
 
