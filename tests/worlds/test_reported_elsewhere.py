@@ -269,9 +269,9 @@ async def daemons_outlive_their_command(at: Place) -> None:
         for number, run in enumerate((world.exec, world.run, world.shell("other").run)):
             result = await run(f"nohup sleep 600{number} & echo $!", timeout=PATIENCE)
             assert result.ok and not result.timed_out
-            program = f"/proc/{result.stdout.strip()}/cmdline"  # that of bash until its child has become `sleep`
+            program = f"/proc/{result.stdout.strip()}/cmdline"  # that of bash, then of `nohup`, before it is `sleep`
             runs = await world.exec(
-                f"until grep -q sleep {program}; do sleep 0.01; done; cat {program}", timeout=PATIENCE
+                f"until grep -q ^sleep {program}; do sleep 0.01; done; cat {program}", timeout=PATIENCE
             )
             assert runs.stdout.split("\0")[:2] == ["sleep", f"600{number}"]
 
