@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,14 +31,13 @@ from ramify import paths
 from ramify.fork_engine.close_on_fork import close_in_children, refuse_in_child
 from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.store.address import SCHEMA, Address
-from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S
+from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, is_busy
 from ramify.runtime.store.files_beside import refuse_planted
 
 CONNECT_TIMEOUT_S = 5
 
 PRAGMAS = (
     f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}",  # first, because the next ones may have to wait
-    "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",  # a confirmed commit survives a power cut
     "PRAGMA foreign_keys = ON",
 )
@@ -155,6 +155,7 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
     for pragma in PRAGMAS:
         cursor.execute(pragma)
+    _use_write_ahead_log(cursor)
     cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'")  # file names are bytes
     name = cursor.fetchone()[0]  # empty if the database is in memory
     record.info[_ROOM] = LogPreallocation(Path(os.fsdecode(name + b"-wal")))
@@ -162,6 +163,23 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     cursor.close()
 
 
+def _use_write_ahead_log(cursor: Any) -> None:
+    """Switch a new database to the write-ahead log, and wait for other processes that do the same.
+
+    SQLite does not wait: if another connection has the write lock, it refuses at once, whatever the busy timeout.
+    """
+    until = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > until:
+                raise
+        time.sleep(_SWITCH_AGAIN_S)
+
+
+_SWITCH_AGAIN_S = 0.005
 _ROOM = "room in the log"
 _FILE = "the database file, and which one it was"
 

@@ -86,6 +86,26 @@ def test_processes_that_create_the_database_concurrently(tmp_path: Path) -> None
         assert one.returncode == 0, complaints
 
 
+HOLD = """
+import sqlite3, sys, time
+new = sqlite3.connect(sys.argv[1], isolation_level=None)
+new.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+time.sleep(0.5)
+new.execute("COMMIT")
+"""
+
+
+def test_opening_a_new_database_waits_for_another_process_that_writes_it(tmp_path: Path) -> None:
+    """SQLite itself refuses at once to switch to the write-ahead log while another connection has the write lock."""
+    path = os.fspath(tmp_path / "ramify.db")
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        subprocess.run([sys.executable, "-c", OPEN, path], input="go\n", text=True, check=True)
+    assert other.returncode == 0
+
+
 @pytest.mark.parametrize("after", [1, 7, 30])
 async def test_a_killed_writer_leaves_a_readable_prefix(tmp_path: Path, a_run: Make, after: int) -> None:
     path = tmp_path / "ramify.db"
