@@ -13,7 +13,7 @@ from ramify.serving.lengths.length_model import Sample
 from ramify.serving.lengths.pattern_graph import Kind, Node, PatternGraph, linked
 from ramify.serving.lengths.types import Ask
 
-_SALT = 7
+SALT = 7
 _KINDS = (  # the prompt, the median of its answers' lengths, their spread (of the logarithm)
     ("Write a long story about {} and {}.", 700.0, 0.35),
     ("What is {}? Answer in one sentence about {}.", 30.0, 0.4),
@@ -38,7 +38,7 @@ def traffic(count: int, seed: int, *, model: str = "small") -> list[tuple[Ask, i
 def sample_of(asks: Sequence[tuple[Ask, int]]) -> Sample:
     """This traffic as a ring would hold it. Each ask counts as a prompt of its own."""
     return Sample(
-        rows=np.stack([features.of(ask, _SALT) for ask, _ in asks]),
+        rows=np.stack([features.of(ask, SALT) for ask, _ in asks]),
         lengths=np.array([float(length) for _, length in asks]),
         cut=np.zeros(len(asks), dtype=np.bool_),
         groups=np.arange(len(asks), dtype=np.int32),

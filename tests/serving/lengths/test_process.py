@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.serving_costs.synthetic_lengths import research, traffic
+from benchmarks.serving_costs.synthetic_lengths import SALT, research, traffic
 from ramify.serving.errors import AnalyzerDown, CheckpointCorrupt
 from ramify.serving.lengths import checkpoint, frames
 from ramify.serving.lengths.client import AnalyzerClient
@@ -59,6 +59,7 @@ async def client(analyzer: AnalyzerSupervisor) -> AsyncIterator[AnalyzerClient]:
 def _learnt(model: LengthModel) -> Service:
     """A service as it is after some traffic, without the seconds that a fit takes."""
     service = Service()
+    service.learner.salt = SALT  # the model's own: with another one its trees look at other words
     for ask, length in traffic(40, seed=3):
         service.learner.observe(Ended(replace(ask, app="tests"), length))
     known = replace(model, seen={"tests\x1fsmall": 500}, corrections={"tests\x1fsmall": model.corrections["small"]})
