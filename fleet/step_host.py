@@ -297,7 +297,7 @@ class StepHost:
             calls=calls,
             clock=services.clock,
             root=Branch(ROOT, stand_in(record.base_snapshot, ""), CheckpointId("")),
-            reuse=reuse_of(services, record, journal),
+            reuse=reuse_of(services, record, worlds.spec, journal),
             recovery=recovery,
         )
         return run, calls

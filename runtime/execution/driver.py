@@ -54,6 +54,7 @@ from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.user_code.workflow_tasks import LEFT
 from ramify.runtime.worlds.recovery import Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WarmStates, WorldPool, spec_of_run
+from ramify.sandboxes.contract import WorldSpec
 
 _CHANGE = OpId("change")
 _LISTEN_S = 0.25  # seconds between two checks for `ramify cancel`
@@ -175,7 +176,8 @@ async def _go_on(
         emit=services.emit,
     )
     services.emit(RunStarted(record, resumed=recorded.resumed or bool(ops or llm or ledger), skipped=skipped))
-    reuse = reuse_of(services, record, journal)
+    worlds = WorldPool(services.backend, spec_of_run(record))
+    reuse = reuse_of(services, record, worlds.spec, journal)
     check, asked = Sampler(services.check_reuse), services.reuse_answers
     answers = Answers(services.store, record, services.settings, reuse.flights, check, asked=asked)
     run = Run(
@@ -183,7 +185,7 @@ async def _go_on(
         plan=plan,
         journal=journal,
         snapshots=services.snapshots,
-        worlds=WorldPool(services.backend, spec_of_run(record)),
+        worlds=worlds,
         calls=LLMCalls(record, plan, journal, services.llm, services.clock, answers, by_branch=True),
         clock=services.clock,
         root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
@@ -257,9 +259,9 @@ def _as_unknown(op: PlanOp) -> PlanOp:
     return replace(op, attrs={name: value for name, value in op.attrs.items() if name != WORLDLESS})
 
 
-def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
-    """Return the `Reuse` of one run. Close it when the run ends."""
-    seen = partial(world_fingerprint, spec_of_run(record), services.settings.sandbox)
+def reuse_of(services: Services, record: RunRecord, spec: WorldSpec, journal: Journal) -> Reuse:
+    """Return the `Reuse` of one run, whose worlds have this specification. Close it when the run ends."""
+    seen = partial(world_fingerprint, spec, services.settings.sandbox)
     model = model_of(record, services.settings)
     check = Sampler(services.check_reuse)
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)

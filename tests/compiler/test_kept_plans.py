@@ -41,6 +41,7 @@ made = (lambda value: lambda: value)
 @workflow
 async def flow():
     import kept_later
+    import kept_deep.in_.it
     await helper()
     for name in NAMES:
         await other()
@@ -71,6 +72,16 @@ def add_a_file(_: ModuleType, folder: Path) -> None:
     (folder / "kept_later.py").write_text("x = 1")
 
 
+def add_a_package(_: ModuleType, folder: Path) -> None:
+    (folder / "kept_later").mkdir()
+    (folder / "kept_later" / "__init__.py").write_text("x = 1")
+
+
+def add_a_file_deep_inside(_: ModuleType, folder: Path) -> None:
+    (folder / "kept_deep" / "in_").mkdir(parents=True)
+    (folder / "kept_deep" / "in_" / "it.py").write_text("x = 1")
+
+
 def edit_the_file(_: ModuleType, folder: Path) -> None:
     (folder / "kept_code.py").write_text(CODE + "\n\n\nlater = 1\n")
     linecache.clearcache()
@@ -86,7 +97,10 @@ def fill_a_set(module: ModuleType, _: Path) -> None:
     module.NAMES.add("a")
 
 
-@pytest.mark.parametrize("change", [rebind, change_an_object, add_a_file, edit_the_file, fill_a_set])
+CHANGES = [rebind, change_an_object, add_a_file, add_a_package, add_a_file_deep_inside, edit_the_file, fill_a_set]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_plan_is_made_again_when_its_code_changes(
     change: Callable[[ModuleType, Path], None], module: ModuleType, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ class SpecInputs:
     def __init__(self) -> None:
         self._files: dict[str, object] = {}  # entries of `linecache`
         self._modules: dict[str, ModuleType | None] = {}
-        self._found: dict[Path, bool] = {}  # whether a path is a file
+        self._found: dict[str, bool] = {}  # whether a path is a file
+        self._absent: set[str] = set()  # paths at which nothing was
         self._namespaces: dict[int, tuple[Mapping[str, object], list[str], list[object]]] = {}
         self._closures: list[tuple[Callable[[], Mapping[str, object]], Mapping[str, object]]] = []
         self._attributes: list[tuple[object, str, object]] = []
@@ -51,7 +53,8 @@ class SpecInputs:
             and all(_static(owner, name) is value for owner, name, value in self._attributes)
             and all(function.__code__ is code for function, code in self._code.values())
             and all(ask() is answer for ask, answer in self._answers)
-            and all(path.is_file() is found for path, found in self._found.items())
+            and all(os.path.isfile(path) is found for path, found in self._found.items())  # noqa: PTH113  # a third of Path.is_file
+            and not any(map(os.path.lexists, self._absent))
         )
 
     def _namespace(self, values: Mapping[str, object]) -> None:
@@ -122,8 +125,18 @@ def loaded_modules() -> list[tuple[str, ModuleType]]:
 def is_file(path: Path) -> bool:
     found = path.is_file()
     if (inputs := _now.get()) is not None:
-        inputs._found[path] = found
+        if found or os.path.lexists(path.parent):
+            inputs._found[str(path)] = found
+        else:
+            inputs._absent.add(str(_first_absent(path.parent)))
     return found
+
+
+def _first_absent(folder: Path) -> Path:
+    """Return the outermost folder on this way that does not exist. Many paths lie below the same one."""
+    while not os.path.lexists(folder.parent):
+        folder = folder.parent
+    return folder
 
 
 def static_attribute(owner: object, name: str, default: Any) -> Any:

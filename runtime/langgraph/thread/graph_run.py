@@ -139,7 +139,7 @@ class GraphRun:
     @cached_property
     def reuse(self) -> Reuse:
         """Made when a command first asks for reuse: it fingerprints everything that worlds see of this machine."""
-        made = reuse_of(self.services, self.record, self.journal)
+        made = reuse_of(self.services, self.record, self.worlds.spec, self.journal)
         self._stack.callback(made.close)
         return made
 
