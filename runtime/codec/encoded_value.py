@@ -9,7 +9,7 @@ from ramify.runtime.codec.decoder import Decoder
 from ramify.runtime.codec.encoder import Encoder
 from ramify.runtime.codec.json_parts import parts_of, written, written_in_parts
 from ramify.runtime.codec.long_texts import PIECE, digest_text, has_surrogates, parse, sha256_of, sha256_of_ascii
-from ramify.runtime.codec.object_state import TAG, find_cycle
+from ramify.runtime.codec.object_parts import TAG, find_cycle
 from ramify.runtime.errors import NotSerialisable
 
 _DIVIDED = 1 << 24  # the size from which a text is made in parts, which takes a little more time

@@ -17,7 +17,7 @@ from ramify.runtime.codec import codec, encoded_value, encoder, json_parts, long
 from ramify.runtime.codec.canonical import canonical
 from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.long_texts import ascii_form, has_surrogates
-from ramify.runtime.codec.object_state import same
+from ramify.runtime.codec.object_parts import same
 
 CHARACTERS = st.one_of(
     st.characters(codec=None), st.sampled_from('"\\/\0\n\x1f\x7f é€😀{}:$'), st.sampled_from("\ud83d\ude00\udc80")
