@@ -106,7 +106,10 @@ class Encoder:
 
     def encode(self, value: object, where: str) -> Any:
         self._root = value
-        return self.part(value, where)
+        try:
+            return self.part(value, where)
+        finally:
+            self._root = None  # so that the value does not live as long as what was made of it
 
     def part(self, value: Any, where: str) -> Any:
         """Return a part of the value, encoded. `where`: its place, for errors."""
