@@ -7,7 +7,7 @@ import binascii
 import json
 from typing import Any
 
-from ramify.runtime.codec.object_state import ASIDE, TAG, without_aside
+from ramify.runtime.codec.object_parts import ASIDE, TAG, without_aside
 
 
 class OrderUnknown(Exception):

@@ -25,7 +25,7 @@ from uuid import UUID
 from ramify.runtime.codec.canonical import sort_encoded
 from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.long_texts import digest_text
-from ramify.runtime.codec.object_state import TAG
+from ramify.runtime.codec.object_parts import TAG
 from ramify.runtime.codec.persisted_names import stored_name
 from ramify.runtime.user_code.workflow_loader import canonical_module
 

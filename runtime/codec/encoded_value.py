@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.runtime.codec.canonical import canonical
+from ramify.runtime.codec.collector_pause import collector_paused
 from ramify.runtime.codec.decoder import Decoder
 from ramify.runtime.codec.encoder import Encoder
 from ramify.runtime.codec.json_parts import parts_of, written, written_in_parts
 from ramify.runtime.codec.long_texts import PIECE, digest_text, has_surrogates, parse, sha256_of, sha256_of_ascii
-from ramify.runtime.codec.object_state import TAG, find_cycle
+from ramify.runtime.codec.object_parts import TAG, find_cycle
 from ramify.runtime.errors import NotSerialisable
 
 _DIVIDED = 1 << 24  # the size from which a text is made in parts, which takes a little more time
@@ -21,8 +22,9 @@ def decode(text: str) -> Any:
 
     Raises `NotSerialisable` if a type has changed incompatibly, or lies in a module that the program does not import.
     """
-    found = parse(text)
-    return Decoder().decode(found) if f'"{TAG}"' in text else found  # JSON's own values are what they are
+    with collector_paused():
+        found = parse(text)
+        return Decoder().decode(found) if f'"{TAG}"' in text else found  # JSON's own values are what they are
 
 
 class Encoded:
@@ -45,7 +47,8 @@ class Encoded:
         self._digest: str | None = None
         try:
             self._encoder: Encoder | None = Encoder()
-            self._tree = self._encoder.encode(value, what)
+            with collector_paused():
+                self._tree = self._encoder.encode(value, what)
             self.tagged = self._encoder.tagged
             if self._encoder.unsure:
                 self._refuse_unless_same(value)
@@ -89,7 +92,8 @@ class Encoded:
         """Return the value as `decode` returns it: each time another copy."""
         if self._encoder is None or self._encoder.unsure or self._encoder.by_text:
             return decode(self.text())
-        return Decoder().decode(self._tree)
+        with collector_paused():
+            return Decoder().decode(self._tree)
 
     def take(self) -> Any:
         """Return the value as `decode` returns it, for the last time if that needs no copy."""

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from types import FunctionType, MemberDescriptorType
-from typing import Any, Protocol
+from typing import Any
 
-from ramify.runtime.codec.object_state import ASIDE, TAG, slots_of
+from ramify.runtime.codec.attributes import slots_of
+from ramify.runtime.codec.coders import Decodes, Encodes
+from ramify.runtime.codec.object_parts import ASIDE, TAG
 from ramify.runtime.codec.type_names import ref_of
 from ramify.runtime.errors import NotSerialisable
 
 SET_BY_RUNTIME = ("__notes__", "__ramify_step__")
 """Attributes that the runtime sets on errors. The notes are kept aside, with those that the user's code added."""
-
-
-class Encodes(Protocol):
-    """The part of an encoder that is needed here."""
-
-    unsure: bool
-
-    def part(self, value: Any, where: str) -> Any: ...
-    def can_store(self, value: object, where: str) -> bool: ...
-
-
-class Decodes(Protocol):
-    """The part of a decoder that is needed here."""
-
-    def decode(self, value: Any) -> Any: ...
 
 
 def encode_error(encoder: Encodes, value: BaseException, where: str) -> Any:

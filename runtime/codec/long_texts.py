@@ -16,7 +16,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from ramify.runtime.codec.canonical import OrderUnknown, canonical
-from ramify.runtime.codec.object_state import TAG
+from ramify.runtime.codec.object_parts import TAG
 
 PIECE = 1 << 20
 """The number of characters that are worked on at once. Longer texts are long."""

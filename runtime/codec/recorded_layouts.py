@@ -17,7 +17,7 @@ from typing import Any
 
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.canonical import sort_encoded
-from ramify.runtime.codec.object_state import ASIDE, TAG, without_aside
+from ramify.runtime.codec.object_parts import ASIDE, TAG, without_aside
 from ramify.runtime.codec.type_names import ref_of, resolve
 
 _MOST = 64  # combinations of layouts that are tried for one value

@@ -22,7 +22,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 
 from ramify.runtime.codec.encoder import WRITERS
-from ramify.runtime.codec.object_state import BASES, IPS, is_url
+from ramify.runtime.codec.pydantic_objects import is_url
+from ramify.runtime.codec.simple_values import is_ip
+from ramify.runtime.codec.subclasses import BASES
 from ramify.runtime.errors import NotSerialisable
 
 _ITEMS = (
@@ -123,7 +125,7 @@ def _cannot_class(cls: Any, seen: frozenset[Any], bound: _Bound) -> str | None:
         return _of_fields(cls, typing.get_type_hints(cls), seen, bound)
     if cls in WRITERS or issubclass(cls, (Enum, BaseException, PurePath, tzinfo, *BASES.values())):
         return None
-    if is_url(cls) or (cls.__module__ == "ipaddress" and cls.__name__ in IPS) or cls is types.NoneType or cls is bool:
+    if is_url(cls) or is_ip(cls) or cls is types.NoneType or cls is bool:
         return None
     if dataclasses.is_dataclass(cls):
         return _of_fields(cls, typing.get_type_hints(cls), seen, bound)

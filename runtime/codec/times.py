@@ -1,14 +1,16 @@
-"""Dates, times, durations and time zones: how they are encoded, and how zones are decoded."""
+"""Dates, times, durations and time zones: how they are encoded and decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from pickle import PicklingError
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 from ramify.runtime.errors import NotSerialisable
+
+_Time = TypeVar("_Time", datetime, time)
 
 
 def encode_date(_encoder: object, value: date, _where: str) -> Any:
@@ -71,6 +73,20 @@ def encode_tzinfo(_encoder: object, value: tzinfo, where: str) -> Any:
             f"{where} is a ZoneInfo.no_cache({value.key!r}), which equals no other zone: use ZoneInfo({value.key!r})"
         )
     return {"$": "tz", "v": _encode_zone(value, where)}
+
+
+def decode_datetime(_decoder: object, body: str, value: Mapping[str, Any]) -> datetime:
+    return _placed(datetime.fromisoformat(body), value)
+
+
+def decode_time(_decoder: object, body: str, value: Mapping[str, Any]) -> time:
+    return _placed(time.fromisoformat(body), value)
+
+
+def _placed(found: _Time, value: Mapping[str, Any]) -> _Time:
+    if "z" in value:
+        found = found.replace(tzinfo=decode_zone(value["z"]))
+    return found.replace(fold=1) if value.get("fold") else found
 
 
 def encode_timedelta(_encoder: object, value: timedelta, _where: str) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -207,15 +208,18 @@ async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> Ste
     finally:
         if face is not None:
             face.end()
-    return _encode_result(call, value)
+    with _result_may_be_lost(call):
+        encoded = Encoded(value, f"step {step.name!r}: its result", unicode=True)
+        del value  # it may be large, and `encoded` has all of it
+        return StepResult(encoded.text(), encoded.digest(), encoded.take())
 
 
-def _encode_result(call: StepCall, value: Any) -> StepResult:
-    """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
+@contextmanager
+def _result_may_be_lost(call: StepCall) -> Iterator[None]:
+    """Raise `ResultNotKept` if encoding the result of an irreversible step raises: its effect has happened."""
     fence = call.fence()
     try:
-        encoded = Encoded(value, f"step {call.step.name!r}: its result", unicode=True)
-        return StepResult(encoded.text(), encoded.digest(), encoded.take())
+        yield
     except Exception as error:
         if fence is None:
             raise

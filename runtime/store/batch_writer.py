@@ -185,16 +185,33 @@ class BatchWriter:
         for job in jobs:
             if job.begins and job.run is not None:
                 self._recent.forget(job.run)
-        texts = dict(self._recent.packed(job.run, each) for job in jobs for each in job.texts)
+        texts = dict(
+            self._recent.packed(job.run if job.run in tokens else None, each) for job in jobs for each in job.texts
+        )
         with self._keeper.leaving(leaving):
             if not self._write_simple(connection, jobs, texts, tokens):
                 self._write_general(connection, jobs, texts, tokens)
         for job in jobs:
             if job.takes is not None and job.run is not None:
                 self._keeper.took(job.run, self._new_leases.get(job.run, 1))
-            self._recent.named(job.run, job.texts)
+            if job.takes is not None or job.run in tokens:
+                self._recent.named(job.run, job.texts)
         if not self._on_server and sum(len(each.text) for job in jobs for each in job.texts) > _MUCH:
             self.disconnect()  # SQLite keeps the values of a statement until it gets others
+
+    def recheck_texts(self, run: RunId) -> None:
+        """Let only texts be bases that the run names now. Call it when the run's lease was taken: before, another
+        process may have replaced its rows."""
+        if not (known := self._recent.names(run)):
+            return
+        try:
+            connection = self._connected()
+            if self._on_server:
+                in_transactions(connection)
+            with connection.begin():
+                self._recent.keep(run, statements.named_texts(connection, run, known))
+        except DBAPIError:  # the next commit meets it, too, and tries again
+            self._recent.forget(run)
 
     def disconnect(self) -> None:
         """Give the connection up. The next batch gets a new one."""

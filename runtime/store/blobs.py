@@ -22,7 +22,8 @@ _AT_ONCE = 500  # names in one query: SQLite takes 32766, PostgreSQL 65535
 class RecentTexts:
     """The last texts that the rows of each run name, as bases for new texts. Only the committing thread uses it.
 
-    A base must be named by a committed row of the same run: then it exists for as long as the run does.
+    A base must be named by a committed row of the same run, whose lease this process has. Then nobody else deletes
+    it, and each commit checks the lease.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class RecentTexts:
         return name, pack(text, to_bytes(text), reversed(there.items()))
 
     def named(self, run: RunId | None, texts: Iterable[Named]) -> None:
-        """Add texts that committed rows of that run name."""
+        """Add texts that committed rows of that run name. This process has its lease."""
         if run is None:
             return
         there = self._runs.setdefault(run, OrderedDict())
@@ -49,6 +50,16 @@ class RecentTexts:
             there.popitem(last=False)
         while len(self._runs) > _RUNS:
             self._runs.popitem(last=False)
+
+    def names(self, run: RunId) -> list[Digest]:
+        """Return the names of a run's texts."""
+        return list(self._runs.get(run, ()))
+
+    def keep(self, run: RunId, names: Collection[Digest]) -> None:
+        """Drop all texts of a run but these."""
+        there = self._runs[run]
+        for name in there.keys() - names:
+            del there[name]
 
     def forget(self, run: RunId) -> None:
         """Drop the texts of a run that begins, perhaps under the id of a deleted one, or whose plan is replaced."""
@@ -139,16 +150,17 @@ def _packed(text: str, base: Digest | None, keep: int, tail: bytes) -> Packed:
     return Packed(text) if base is None else Packed("", base, keep, bytes(tail))
 
 
-def _chains() -> Any:
-    """Return the query for the texts of `names` with all of their bases."""
+def _chains(*columns: Any) -> Any:
+    """Return the query for these columns of the texts of `names` and of all of their bases."""
     blobs = tables.blobs
     start = select(blobs.c.digest, blobs.c.base).where(blobs.c.digest.in_(bindparam("names", expanding=True)))
     chain = start.cte("chain", recursive=True)
     chain = chain.union(select(blobs.c.digest, blobs.c.base).join(chain, blobs.c.digest == chain.c.base))
-    return select(blobs).where(blobs.c.digest.in_(select(chain.c.digest)))
+    return select(*columns).where(blobs.c.digest.in_(select(chain.c.digest)))
 
 
-_CHAINS = _chains()
+_CHAINS = _chains(tables.blobs)
+_BASES = _chains(tables.blobs.c.digest, tables.blobs.c.base)
 
 
 def delete_unused(connection: Connection, named: Collection[Digest], columns: Iterable[Any]) -> None:
@@ -156,7 +168,7 @@ def delete_unused(connection: Connection, named: Collection[Digest], columns: It
 
     `columns`: all columns that name a text.
     """
-    candidates = family(connection, named)
+    candidates = _bases(connection, named)
     kept: set[Digest] = set()
     ordered = sorted(candidates)
     for at in range(0, len(ordered), _AT_ONCE):
@@ -169,10 +181,22 @@ def delete_unused(connection: Connection, named: Collection[Digest], columns: It
             kept.add(base)
     waiting = list(kept)
     while waiting:
-        base_of = candidates[waiting.pop()].base
+        base_of = candidates.get(waiting.pop())
         if base_of is not None and base_of not in kept:
             kept.add(base_of)
             waiting.append(base_of)
     unused = sorted(candidates.keys() - kept)
     for at in range(0, len(unused), _AT_ONCE):
         connection.execute(blobs.delete().where(blobs.c.digest.in_(unused[at : at + _AT_ONCE])))
+
+
+def _bases(connection: Connection, names: Collection[Digest]) -> dict[Digest, Digest | None]:
+    """Return the base of each of these texts and of all of their bases; None for a whole text. The texts themselves,
+    which may be long, are not read."""
+    found: dict[Digest, Digest | None] = {}
+    left = sorted(names)
+    while left:
+        for name, base in connection.execute(_BASES, {"names": left[:_AT_ONCE]}):
+            found[name] = base
+        left = [name for name in left[_AT_ONCE:] if name not in found]
+    return found

@@ -19,6 +19,11 @@ ANSWERS = "SELECT * FROM answers ORDER BY n"
 ANSWERS_OF_RUN = "SELECT * FROM answers WHERE run_id = ? ORDER BY n"
 
 
+ATTEMPTS = 5
+"""How often rows are read whose texts are missing. Another process may delete a run after its rows were read. If
+texts are missing each time, the database is damaged."""
+
+
 def of_run(table: str) -> str:
     """Return the query for the rows of a table of numbered rows. Its values: `since`."""
     return f"SELECT * FROM {table} WHERE run_id = ? AND seq >= ? ORDER BY seq, n"

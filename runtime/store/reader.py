@@ -172,18 +172,30 @@ class Reader:
     def _records(
         self, query: str, values: Sequence[object], make: Callable[[rows.Row], T], *, cuts: bool = False
     ) -> list[T]:
-        found = self._rows(query, values)
+        left = plain_queries.ATTEMPTS
         try:
-            for row in found:
-                del row["n"]
-            names = rows.names_in(found)
-            cut: Mapping[Digest, str] = {}
-            if cuts or self._cuts:
-                cut = cut_texts(names & rows.values_in(found), self._rows, on_server=self.address.file is None)
-            texts = {**self._texts(names - cut.keys()), **cut}
-            return [make(row) for row in rows.with_texts(found, texts)]
+            while True:
+                found = self._rows(query, values)
+                left -= 1
+                try:
+                    texts = self._texts_of(found, cuts=cuts or self._cuts)
+                except KeyError:
+                    if left:
+                        continue
+                    raise
+                return [make(row) for row in rows.with_texts(found, texts)]
         except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
+
+    def _texts_of(self, found: list[dict[str, Any]], *, cuts: bool) -> Mapping[Digest, str]:
+        """Return the texts that the rows of one query name, and take `n` out of the rows."""
+        for row in found:
+            del row["n"]
+        names = rows.names_in(found)
+        cut: Mapping[Digest, str] = {}
+        if cuts:
+            cut = cut_texts(names & rows.values_in(found), self._rows, on_server=self.address.file is None)
+        return {**self._texts(names - cut.keys()), **cut}
 
     def _texts(self, names: Collection[Digest]) -> Mapping[Digest, str]:
         """Return texts by digest. Raises `KeyError` for a missing text, `ValueError` for one that was altered."""

@@ -113,7 +113,12 @@ class RunCommitter:
 
     def hold(self, run: RunId, lock: FileLock) -> Future[None]:
         """Take the lease of a run. The future raises `LeaseHeld` and `RunLocked`."""
-        return self._put(_Waiting(Job(_nothing), alone=lambda: self.keeper.take(run, lock)), None)
+
+        def take() -> None:
+            self.keeper.take(run, lock)
+            self._writer.recheck_texts(run)
+
+        return self._put(_Waiting(Job(_nothing), alone=take), None)
 
     def let_go(self, run: RunId) -> Future[None]:
         """Give the lease back after all jobs that were submitted before."""

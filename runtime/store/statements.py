@@ -204,7 +204,15 @@ def no_run(run_id: RunId) -> RunNotFound:
     return RunNotFound(f"no run {run_id}: `ramify ls` lists the runs")
 
 
-def _blobs_of(run_id: RunId) -> CompoundSelect[Any]:
-    """Select the digests of all texts that rows of this run name."""
+def named_texts(connection: Connection, run_id: RunId, among: Sequence[str]) -> set[str]:
+    """Return those of these digests of texts that rows of this run name."""
+    return set(connection.execute(_blobs_of(run_id, among)).scalars())
+
+
+def _blobs_of(run_id: RunId, among: Sequence[str] | None = None) -> CompoundSelect[Any]:
+    """Select the digests of all texts that rows of this run name. among: only of these."""
     owners = (column.table.c["id" if column.table is tables.runs else "run_id"] for column in BLOB_COLUMNS)
-    return union(*(select(c).where(owner == run_id) for c, owner in zip(BLOB_COLUMNS, owners, strict=True)))
+    found = (select(c).where(owner == run_id) for c, owner in zip(BLOB_COLUMNS, owners, strict=True))
+    if among is None:
+        return union(*found)
+    return union(*(each.where(c.in_(among)) for each, c in zip(found, BLOB_COLUMNS, strict=True)))

@@ -34,6 +34,7 @@ from ramify.runtime.store.address import Address
 from ramify.runtime.store.database_errors import Retries, as_store_errors
 from ramify.runtime.store.engines import finish_despite_cancel
 from ramify.runtime.store.plain_queries import Tally
+from ramify.runtime.store.stored_texts import TextMissing
 
 T = TypeVar("T")
 
@@ -200,14 +201,19 @@ class StoreQueries:
         )
 
     async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Run a query; retry for up to `patience_s` if the connection to a server is lost."""
+        """Run a query; retry for up to `patience_s` if the connection to a server is lost, and a few times if a run
+        was deleted meanwhile."""
         self._refuse_when_closed()
-        retries = Retries(self._patience_s)
+        retries, left = Retries(self._patience_s), plain_queries.ATTEMPTS
         with as_store_errors(self.address):
             while True:
                 assert self._reader is not None
                 try:
                     return await _whole(self._reader, ask)
+                except TextMissing:
+                    pause_s, left = 0.0, left - 1
+                    if not left:
+                        raise
                 except DBAPIError as error:
                     pause_s = retries.pause_after(error)
                 await asyncio.sleep(pause_s)
@@ -265,8 +271,12 @@ def _plain(connection: Connection, query: str, values: Sequence[object], cuts: b
 
 def _completed(connection: Connection, found: list[dict[str, Any]], cuts: bool) -> list[rows.Row]:
     names = rows.names_in(found)
-    cut = blobs.cut(connection, rows.values_in(found)) if cuts else {}
-    return rows.with_texts(found, {**blobs.load(connection, names - cut.keys()), **cut})
+    try:
+        cut = blobs.cut(connection, rows.values_in(found)) if cuts else {}
+        texts = {**blobs.load(connection, names - cut.keys()), **cut}
+    except KeyError as error:
+        raise TextMissing(*error.args) from error
+    return rows.with_texts(found, texts)
 
 
 def _with_texts(query: Select[Any], cuts: bool) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:

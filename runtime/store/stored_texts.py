@@ -24,6 +24,10 @@ _LOOKAHEAD = 262  # bytes of its window that zlib reserves
 _RAW, SQUEEZED = b"\0", b"\1"  # the first byte of a tail: not compressed, compressed
 
 
+class TextMissing(KeyError):
+    """A text that a row or another text names is not there: it was deleted meanwhile, or the database is damaged."""
+
+
 class Named(NamedTuple):
     """A text and the digest that names it. beginnings: of a long text, the name and the number of bytes of each
     beginning that is stored as a text of its own, and of the whole text."""

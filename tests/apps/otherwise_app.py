@@ -21,6 +21,12 @@ async def count(sandbox: Sandbox) -> int:
     return len(list(sandbox.path.iterdir()))
 
 
+@step
+async def long_text(length: int) -> str:
+    DONE.append("long text")
+    return "".join(f"{number:08}" for number in range(length // 8))
+
+
 @step(effect="irreversible")
 async def send(text: str) -> str:
     SENT.append(text)
@@ -46,6 +52,14 @@ async def counts() -> int:
     await write("a")
     await write("b")
     return await count()
+
+
+@workflow
+async def writes_long(length: int) -> int:
+    text = await long_text(length)
+    await write("a")
+    await write("b")
+    return len(text)
 
 
 @workflow

@@ -48,7 +48,7 @@ from langgraph.checkpoint.serde.jsonplus import (
 )
 
 from ramify.runtime.codec import codec
-from ramify.runtime.codec.object_state import same
+from ramify.runtime.codec.object_parts import same
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.langgraph.checkpointer.compat import (
     MSGPACK_OPTION,

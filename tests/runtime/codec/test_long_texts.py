@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import weakref
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from ramify.runtime.codec import codec, encoded_value, encoder, json_parts, long
 from ramify.runtime.codec.canonical import canonical
 from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.long_texts import ascii_form, has_surrogates
-from ramify.runtime.codec.object_state import same
+from ramify.runtime.codec.object_parts import same
 
 CHARACTERS = st.one_of(
     st.characters(codec=None), st.sampled_from('"\\/\0\n\x1f\x7f é€😀{}:$'), st.sampled_from("\ud83d\ude00\udc80")
@@ -141,6 +142,15 @@ def test_one_encoding_gives_the_text_the_digest_and_copies(value: Any, unicode: 
         for again in (encoded.value(), encoded.compact().value(), encoded.take()):
             assert same(again, value)
         assert Encoded.of_text(text).digest() == encoded.digest()
+
+
+def test_an_encoded_value_does_not_keep_the_value() -> None:
+    """Its objects, apart from strings and bytes, would be held a second time for as long as a step works."""
+    value = [Cached()]
+    kept, encoded = weakref.ref(value[0]), Encoded(value)
+    del value
+    assert kept() is None
+    assert encoded.value() == [Cached()]
 
 
 @given(TEXTS, st.integers(1, 9))

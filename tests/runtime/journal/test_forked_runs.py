@@ -52,6 +52,19 @@ async def test_a_fork_performs_only_later_operations(runtime: Runtime, workspace
     assert await files(runtime, fork.id) == ["a", "b", "hello.txt"]
 
 
+async def test_a_fork_keeps_a_long_value_that_it_shares_with_a_deleted_run(runtime: Runtime, workspace: Path) -> None:
+    length = 4_000_000
+    assert await runtime.run(app.writes_long, length, workspace=workspace) == length
+    first, at = await runtime.record(), await after(runtime, 1)
+    forks = [await runtime.fork(at.id) for _ in range(2)]
+    await runtime.store.delete_run(first.id)
+    app.DONE.clear()
+    assert await runtime.resume(forks[0].id) == length
+    await runtime.store.delete_run(forks[0].id)
+    assert await runtime.resume(forks[1].id) == length
+    assert app.DONE == ["b", "b"]
+
+
 async def test_a_fork_with_edited_files_takes_another_path(runtime: Runtime, workspace: Path, tmp_path: Path) -> None:
     await runtime.run(app.counts, workspace=workspace)
     at = await after(runtime, 1)

@@ -60,8 +60,9 @@ async def test_of_a_long_text_that_grew_only_what_it_shares_is_shown(
 ) -> None:
     await store.create_run(a_run())
     texts = [json.dumps(["a" * LONGER, end * 500]) for end in "bc"]
-    for seq, text in enumerate(texts, 1):
-        await store.commit(a_run().id, ops=[an_op(seq=seq, key=f"o{seq}", result_json=text)])
+    async with store.held(a_run().id):
+        for seq, text in enumerate(texts, 1):
+            await store.commit(a_run().id, ops=[an_op(seq=seq, key=f"o{seq}", result_json=text)])
     with reading(address, cuts=True) as reader:
         first, second = (json.loads(one.result_json or "") for one in at_once(reader.ops(a_run().id)))
     assert first["begins"] == second["begins"] == texts[0][: len(first["begins"])]
@@ -76,8 +77,9 @@ async def test_a_text_is_cut_whose_bases_no_row_of_its_table_names(
     """Each text of the run continues the one before, and only the last one is read."""
     await store.create_run(a_run())
     texts = [json.dumps(["a" * LONGER, *map(str, range(1000, 1000 + 200 * grown))]) for grown in range(1, 5)]
-    for seq, text in enumerate(texts, 1):
-        await store.commit(a_run().id, ops=[an_op(seq=seq, key=f"o{seq}", result_json=text)])
+    async with store.held(a_run().id):
+        for seq, text in enumerate(texts, 1):
+            await store.commit(a_run().id, ops=[an_op(seq=seq, key=f"o{seq}", result_json=text)])
     with reading(address, cuts=True) as reader:
         every = at_once(reader.ops(a_run().id))
         (last,) = at_once(reader.ops(a_run().id, after=len(texts) - 1))

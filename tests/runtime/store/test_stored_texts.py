@@ -78,8 +78,9 @@ def stored(store: RunStore) -> int:
 async def test_growing_results_are_stored_as_differences(store: RunStore, a_run: Make, an_op: Make) -> None:
     await store.create_run(a_run())
     texts = grown(50)
-    for seq, text in enumerate(texts, 1):
-        await store.commit("run-1", ops=[an_op(seq=seq, result_json=text)])
+    for seq, text in enumerate(texts, 1):  # as turns of a conversation, each of which takes the lease
+        async with store.held(RunId("run-1")):
+            await store.commit("run-1", ops=[an_op(seq=seq, result_json=text)])
     assert [op.result_json for op in await store.ops("run-1")] == texts
     assert stored(store) < 1.1 * len(texts[-1])
 
@@ -88,8 +89,9 @@ async def test_deleting_a_run_keeps_texts_that_others_need(store: RunStore, a_ru
     texts = grown(6)
     for run, some in (("run-1", texts), ("run-2", [*texts[:3], texts[5]])):
         await store.create_run(a_run(id=run))
-        for seq, text in enumerate(some, 1):
-            await store.commit(run, ops=[an_op(run_id=run, seq=seq, result_json=text)])
+        async with store.held(RunId(run)):
+            for seq, text in enumerate(some, 1):
+                await store.commit(run, ops=[an_op(run_id=run, seq=seq, result_json=text)])
     await store.delete_run(RunId("run-1"))
     assert [op.result_json for op in await store.ops("run-2")] == [*texts[:3], texts[5]]
     await store.delete_run(RunId("run-2"))

@@ -24,7 +24,7 @@ from langgraph.types import Interrupt, Send
 from pydantic import BaseModel
 
 from ramify import Saver
-from ramify.runtime.codec.object_state import same
+from ramify.runtime.codec.object_parts import same
 from ramify.runtime.langgraph.checkpointer import Cache
 from ramify.runtime.langgraph.checkpointer.serializers import PLAIN_SERIALIZER, StrictSerializer
 from ramify.runtime.langgraph.errors import TypeNotAllowed

@@ -1,17 +1,14 @@
-"""The parts and the state of objects, for the encoder: find cycles, count distinct parts, read slots and fields."""
+"""The parts of objects: how encoded ones name them; find cycles, count, compare; refuse what cannot be stored."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import sys
 from collections import deque
 from collections.abc import Awaitable, Iterator, Mapping
 from datetime import datetime, time
 from decimal import Decimal
-from types import MemberDescriptorType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ramify.runtime.errors import NotSerialisable
 
@@ -20,12 +17,6 @@ TAG = "$"
 ASIDE = "aside"
 """The part of an encoded object that is decoded but does not belong to its digest: cached properties, notes of
 errors, and other state that earlier versions did not store, so that the digests which they recorded are found."""
-IPS = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
-_URLS = ("_BaseUrl", "_BaseMultiHostUrl", "Url", "MultiHostUrl")
-BASES: Mapping[str, type] = {
-    kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
-}
-"""Built-in types whose subclasses are stored by value."""
 
 
 def without_aside(encoded: Any) -> Any:
@@ -80,13 +71,6 @@ def parts_of(one: object) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", each) for name, each in state.items())
 
 
-def is_url(cls: type) -> bool:
-    return any(
-        kind.__module__ in ("pydantic.networks", "pydantic_core._pydantic_core") and kind.__name__ in _URLS
-        for kind in cls.__mro__
-    )
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two values are equal and of the same types, in all their parts."""
     if type(one) is not type(other):
@@ -106,69 +90,6 @@ def same(one: Any, other: Any) -> bool:
         zones = [(type(each.tzinfo), str(each.tzinfo), each.fold) for each in (one, other)]
         return one.replace(tzinfo=None) == other.replace(tzinfo=None) and zones[0] == zones[1]
     return bool(one == other)
-
-
-def slots_of(value: Any) -> dict[str, Any]:
-    cls: Any = type(value)
-    return {name: getattr(value, name) for name in _slot_names(cls) if hasattr(value, name)}
-
-
-@functools.lru_cache(maxsize=1024)
-def _slot_names(cls: Any) -> tuple[str, ...]:
-    return tuple(
-        name
-        for owner in cls.__mro__
-        for name, found in vars(owner).items()
-        if isinstance(found, MemberDescriptorType) and owner.__module__ != "builtins" and not name.startswith("__")
-    )
-
-
-def is_cached_property(cls: type, name: str) -> bool:
-    return isinstance(getattr(cls, name, None), functools.cached_property)
-
-
-class DataclassLayout(NamedTuple):
-    """Where the state of a dataclass lies. `slots`: slots that are not fields. `plain`: an instance can be restored
-    by setting its fields, because no field is a custom descriptor."""
-
-    fields: dict[str, None]
-    slots: tuple[str, ...]
-    plain: bool
-
-
-@functools.lru_cache(maxsize=1024)
-def dataclass_layout(cls: Any) -> DataclassLayout:
-    names = dict.fromkeys(field.name for field in dataclasses.fields(cls))
-    found = [vars(owner)[name] for name in names for owner in cls.__mro__ if name in vars(owner)]
-    plain = not any(hasattr(one, "__set__") and not isinstance(one, MemberDescriptorType) for one in found)
-    slots = tuple(name for name in _slot_names(cls) if name not in names)
-    return DataclassLayout(names, slots, plain and cls.__getattribute__ is object.__getattribute__)
-
-
-def model_json(cls: Any, value: Any) -> Any:
-    """Return a model's own JSON; None if validating it does not give back an equal model."""
-    try:
-        body = value.model_dump(mode="json", by_alias=True)
-        back = cls.model_validate(body)
-        json.dumps(body)
-    except Exception:  # noqa: BLE001  a validator or a serialiser of the user's own
-        return None
-    if type(back) is not type(value) or not same(back.__dict__, value.__dict__):
-        return None
-    hidden = ("__pydantic_extra__", "__pydantic_private__")
-    if not all(same(getattr(back, name, None) or {}, getattr(value, name, None) or {}) for name in hidden):
-        return None
-    return body
-
-
-def is_undefined(value: object) -> bool:
-    return type(value).__name__ == "PydanticUndefinedType"
-
-
-def private_defaults(cls: Any) -> set[str]:
-    """Return the private attributes of a model class that every new model has."""
-    private = cls.__private_attributes__.items()
-    return {name for name, one in private if one.default_factory is not None or not is_undefined(one.default)}
 
 
 def refusal(value: object, where: str) -> NotSerialisable:
