@@ -210,8 +210,9 @@ class BatchWriter:
                 in_transactions(connection)
             with connection.begin():
                 self._recent.keep(run, statements.named_texts(connection, run, known))
-        except DBAPIError:  # the next commit meets it, too, and tries again
+        except (DBAPIError, StoreError):  # a commit that meets it, too, tries again or raises it
             self._recent.forget(run)
+            self.disconnect()
 
     def disconnect(self) -> None:
         """Give the connection up. The next batch gets a new one."""

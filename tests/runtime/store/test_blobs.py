@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from ramify.fork_engine import crash_points
 from ramify.runtime.records import RunId, RunRows
-from ramify.runtime.store import RunStore, rows, stored_texts
+from ramify.runtime.store import RunStore, rows, statements, stored_texts
 from ramify.runtime.store.engines import writer
 from ramify.runtime.store.reader import reading
 from tests.warm_process import WarmInterpreter
@@ -187,3 +188,20 @@ async def test_a_text_has_no_base_that_another_process_deleted(
     async with store.held(RunId("run-1")) if held else nullcontext():
         await store.commit("run-1", ops=[an_op(result_json=second)])
     assert [op.result_json for op in await store.ops(RunId("run-1"))] == [second]
+
+
+async def test_a_lease_is_taken_though_the_texts_of_its_run_cannot_be_looked_up(
+    store: RunStore, a_run: Make, an_op: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit after it is on a new connection, and stores its text whole."""
+
+    def lost(*_: object) -> set[str]:
+        raise OperationalError("SELECT", {}, Exception("lost"))
+
+    texts = [json.dumps("a" * 900), json.dumps("a" * 900 + "b" * 900)]
+    await store.create_run(a_run())
+    monkeypatch.setattr(statements, "named_texts", lost)
+    for seq, text in enumerate(texts, 1):
+        async with store.held(RunId("run-1")):
+            await store.commit("run-1", ops=[an_op(seq=seq, key=f"o{seq}", result_json=text)])
+    assert [op.result_json for op in await store.ops(RunId("run-1"))] == texts
