@@ -87,7 +87,7 @@ def _as_user(*command: object) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
     if os.geteuid() == 0:
         words = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *words]
-    return subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=60, check=False)
+    return subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=150, check=False)
 
 
 def new_database(address: str) -> str:

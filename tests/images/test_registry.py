@@ -380,7 +380,7 @@ def debian(tmp_path: Path) -> Iterator[str]:
     )
     server = subprocess.Popen([program, "serve", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
+        for _ in range(1200):
             try:
                 httpx.get(f"http://{address}/v2/")
                 break

@@ -128,7 +128,7 @@ def test_a_server_over_stdio_that_is_told_to_end_stores_its_worlds(repo: Path, s
 async def listening(port: int) -> None:
     import asyncio
 
-    until = time.monotonic() + 20
+    until = time.monotonic() + 100
     while time.monotonic() < until:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
