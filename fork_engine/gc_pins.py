@@ -285,8 +285,8 @@ class WorldPins:
 
     @contextmanager
     def following(self, stands_over: Callable[[], SnapshotId]) -> Iterator[None]:
-        """Keep the state over which the world stands at the end of this block, even if a seal in it was cancelled: that
-        ends all the same."""
+        """Keep the state over which the world stands at the end of this block. A seal that is cancelled in it comes
+        to its end all the same."""
         try:
             yield
         finally:
