@@ -21,7 +21,7 @@ import tempfile
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -282,6 +282,15 @@ class WorldPins:
         if self._last is not None:
             self._file.drop(self._last)
         self._last = id
+
+    @contextmanager
+    def following(self, stands_over: Callable[[], SnapshotId]) -> Iterator[None]:
+        """Keep the state over which the world stands at the end of this block. A seal that is cancelled in it comes
+        to its end all the same."""
+        try:
+            yield
+        finally:
+            self.moved(stands_over())
 
     def keep(self, id: SnapshotId) -> None:
         """Keep a state that the world gave out, or comes from, whatever the world does next."""

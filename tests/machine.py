@@ -8,6 +8,10 @@ from pathlib import Path
 
 from ramify.sandboxes import doctor
 
+DATA_FOLDERS = ("/var/lib", "/srv", "/opt")
+"""Data folders of a machine, which worlds see. Folders made in the last two change the machine's fingerprint, so that
+other tests, which run meanwhile, would reuse nothing."""
+
 
 @functools.cache
 def why_no_namespaces() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_port
 
 
 def binaries() -> Path | None:
@@ -56,7 +57,7 @@ def own_server(parent: Path | None = None, *, durable: bool = False) -> Iterator
     with tempfile.TemporaryDirectory(prefix="ramify-pg-", dir=parent) as folder:
         if os.geteuid() == 0:  # postgres refuses to run as root
             shutil.chown(folder, "postgres")
-        data, port = f"{folder}/data", _free_port()
+        data, port = f"{folder}/data", free_port()
         _as_user(bin_folder / "initdb", "-D", data, "-U", "ramify", "--auth=trust", "-N").check_returncode()
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c max_connections=300"
         options += f" -c fsync={'on' if durable else 'off'}"
@@ -86,14 +87,7 @@ def _as_user(*command: object) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
     if os.geteuid() == 0:
         words = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *words]
-    return subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=60, check=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    return subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=150, check=False)
 
 
 def new_database(address: str) -> str:

@@ -25,6 +25,7 @@ from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
+from ramify.runtime.worlds.pinned_seal import sealed as sealed_world
 from ramify.runtime.worlds.world_pool import Branch as Line
 from ramify.runtime.worlds.world_pool import StateOrigin
 
@@ -117,7 +118,7 @@ class Fork(Generic[T]):
         before = parent.snapshot.id
         if parent.unsealed and parent.world is not None:
             # the plan has no seal before this fork, but children can only start from a sealed state
-            sealed = await parent.world.seal(flush=False)
+            sealed = await sealed_world(parent.world, run.reuse.pins)
             parent.stands(StateOrigin(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
             parent.unsealed = False
         count = len(self._items)

@@ -12,6 +12,7 @@ from ramify.runtime.errors import BranchReleased, EffectUndone
 from ramify.runtime.execution.run import RunScope, new_row
 from ramify.runtime.journal.cancelled_calls import cancelled_as_before
 from ramify.runtime.records import EffectStatus, OpRecord
+from ramify.runtime.worlds.pinned_seal import sealed as sealed_world
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin
 
 
@@ -74,7 +75,7 @@ class Merge:
         for line in (parent, self.theirs):  # a plan may leave a side unsealed, but a merge needs snapshots of both
             if line.unsealed and line.world is not None:
                 sealed = StateOrigin(
-                    await line.world.seal(flush=False),
+                    await sealed_world(line.world, run.reuse.pins),
                     "what the merge sealed",
                     refused="the plan seals nothing there",
                 )

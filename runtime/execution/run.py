@@ -43,6 +43,7 @@ from ramify.runtime.user_code.call_slo import CallSLO
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.user_code.scope import current_scope
 from ramify.runtime.user_code.workflow_tasks import LEFT, BegunStep, TaskWaits
+from ramify.runtime.worlds.pinned_seal import sealed as sealed_world
 from ramify.runtime.worlds.recovery import Recovery
 from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool
 from ramify.sandboxes.errors import SandboxError
@@ -224,7 +225,7 @@ async def seal_before(scope: RunScope, key: str) -> None:
     elif branch.unsealed and branch.world is not None:
         begun = run.clock()
         async with run.reuse.pins.held():
-            sealed = await branch.world.seal(flush=False)
+            sealed = await sealed_world(branch.world, run.reuse.pins)
             await finish_despite_cancel(_record_seal(scope, key, sealed, begun))
 
 

@@ -19,6 +19,7 @@ from ramify.runtime.execution.step_call import StepCall, run_code
 from ramify.runtime.execution.step_outcomes import one_line
 from ramify.runtime.records import EffectRecord, OpRecord
 from ramify.runtime.user_code.sandbox import Sandbox
+from ramify.runtime.worlds.pinned_seal import sealed as sealed_world
 from ramify.runtime.worlds.world_pool import StateOrigin
 from ramify.sandboxes.contract import World
 
@@ -96,7 +97,7 @@ async def _refuse_changes(call: StepCall, world: World) -> None:
     lost."""
     before = world.snapshot
     async with call.scope.run.reuse.pins.held():
-        after = await world.seal(flush=False)
+        after = await sealed_world(world, call.scope.run.reuse.pins)
     if after.content_key != before.content_key:
         raise HiddenWrites(
             f"step {call.step.name!r} ran in parallel with others, because its code writes no files, but something "

@@ -67,8 +67,7 @@ class ReusableCommands:
         digest = codec.digest([command.text, command.stdin, dict(command.env or {}), command.cwd])
         key = self._run.journal.key(self._place, "command", digest[:16])
         async with reuse.pins.held():
-            query = ReuseQuery(codec.digest(["command", self._scope(), digest]), await world.seal(flush=False))
-            self._world_pins.moved(query.state.id)
+            query = ReuseQuery(codec.digest(["command", self._scope(), digest]), await self._sealed(world))
         return await self._answer(world, command, key, query)
 
     async def _answer(self, world: World, command: Command, key: str, query: ReuseQuery) -> RunResult:
@@ -131,7 +130,7 @@ class ReusableCommands:
         said = result.stdout.strip().splitlines()[-1:] or [f"exit {result.exit_code}"]
         row = self._row(key, query, name, said[0][:80], codec.encode(replace(result, duration_s=0.0)))
         async with self._run.reuse.pins.held():
-            after = await world.seal(flush=False)
+            after = await self._sealed(world)
             took = time.perf_counter() - begun  # with this seal, which taking a result over does not need
             if expected is not None and ended:
                 was = await self._run.reuse.applied(expected, query.state)
@@ -144,6 +143,10 @@ class ReusableCommands:
                 replace(row, snapshot_out=after.id, started_at=started, lineage_key=lineage, attrs=attrs)
             )
         return result
+
+    async def _sealed(self, world: World) -> Snapshot:
+        with self._world_pins.following(lambda: world.snapshot.id):
+            return await world.seal(flush=False)
 
     def _row(self, key: str, query: ReuseQuery, name: str, said: str, result_json: str) -> OpRecord:
         return replace(

@@ -155,7 +155,7 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
     for pragma in PRAGMAS:
         cursor.execute(pragma)
-    _use_write_ahead_log(cursor)
+    use_write_ahead_log(cursor)
     cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'")  # file names are bytes
     name = cursor.fetchone()[0]  # empty if the database is in memory
     record.info[_ROOM] = LogPreallocation(Path(os.fsdecode(name + b"-wal")))
@@ -163,7 +163,7 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     cursor.close()
 
 
-def _use_write_ahead_log(cursor: Any) -> None:
+def use_write_ahead_log(cursor: Any) -> None:
     """Switch a new database to the write-ahead log, and wait for other processes that do the same.
 
     SQLite does not wait: if another connection has the write lock, it refuses at once, whatever the busy timeout.

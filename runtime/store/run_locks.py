@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
 
 
 _LONGEST_ID = 200  # bytes: file systems allow 255 for a name
+_LONGEST_LOOK_S, _LOOK_AGAIN_S = 5.0, 0.002
 
 
 class LocksRuns(Protocol):
@@ -121,15 +122,20 @@ def _is_file_at(fd: int, path: Path) -> bool:
 
 
 def _taken(fd: int) -> bool:
-    """Try to take the lock. Retries shortly, because `is_held` takes it for a moment as well."""
-    for pause_s in (0.002, 0.01, 0.05, None):
-        try:
+    """Try to take the lock. Waits for processes that only look (`is_held`), also for one that does not run."""
+    until = time.monotonic() + _LONGEST_LOOK_S
+    while True:
+        with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who looks shares the lock, who works on the run does not
         except BlockingIOError:
-            if pause_s is not None:
-                time.sleep(pause_s)
-    return False
+            return False
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        if time.monotonic() > until:
+            return False
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _names_a_file(run: RunId) -> bool:

@@ -4,7 +4,7 @@ Start at `scheduler.ConcordScheduler`. `version_adapters` has everything that de
 `engine_views` shows vLLM's requests to the policy and measures the engine's speed, `kept_contexts` holds the KV of
 programs that wait for tools, and `messages_and_reports` receives what the gateway says beside requests, and writes
 totals and a decision log. `release_endpoint` is a route of vLLM's server for gateways that cannot reach the socket.
-Only `scheduler` imports vllm: options can be read without it.
+`scheduler` imports vllm, and so do functions of `version_adapters`. Options can be read without it.
 """
 
 from __future__ import annotations

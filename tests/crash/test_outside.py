@@ -9,6 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,11 +105,11 @@ async def test_a_server_that_is_unreachable_for_seconds(tmp_path: Path, workspac
         pytest.skip(postgres.why_not() or "stops its server, so it needs one of its own")
     with postgres.server() as server:
         address = postgres.new_database(server)
-        stops: list[asyncio.Task[None]] = []
+        stops: list[Thread] = []
 
         def observe(event: Event) -> None:
             if isinstance(event, OpDone) and not stops:
-                stops.append(asyncio.get_running_loop().create_task(asyncio.to_thread(restart, server, AWAY_S)))
+                stops.append(stopped(server, AWAY_S))
 
         async with (
             model() as client,
@@ -119,7 +120,7 @@ async def test_a_server_that_is_unreachable_for_seconds(tmp_path: Path, workspac
             begun = time.monotonic()
             assert await runtime.run(scenarios.with_keys, NAMES, workspace=workspace) == RESULT
             assert time.monotonic() - begun > AWAY_S  # it was waited for
-            await asyncio.gather(*stops)
+            await asyncio.to_thread(stops[0].join)
             assert (await runtime.record()).status is RunStatus.DONE
             keys = [row.key for row in await runtime.journal() if row.status is OpStatus.DONE]
             assert len(keys) == len(set(keys))
@@ -139,8 +140,7 @@ def test_a_graph_whose_server_is_unreachable_for_seconds(
 
         def observe(event: Event) -> None:
             if isinstance(event, OpDone) and not stops:
-                stops.append(Thread(target=restart, args=(server, AWAY_S)))
-                stops[0].start()
+                stops.append(stopped(server, AWAY_S))
 
         with graph_app(tmp_path / "home", workspace, f"{address}?application_name=apart", observe) as app:
             begun = time.monotonic()
@@ -150,7 +150,16 @@ def test_a_graph_whose_server_is_unreachable_for_seconds(
         stops[0].join()
 
 
-def restart(server: str, away_s: float) -> None:
+def stopped(server: str, away_s: float) -> Thread:
+    """Stop the cluster at that address. Return the thread that starts it again."""
+    is_away = threading.Event()
+    restarting = Thread(target=restart, args=(server, away_s, is_away))
+    restarting.start()
+    assert is_away.wait(60)
+    return restarting
+
+
+def restart(server: str, away_s: float, is_away: threading.Event) -> None:
     """Stop the cluster at that address as a crash would, wait, and start it again."""
     import psycopg
 
@@ -160,6 +169,7 @@ def restart(server: str, away_s: float) -> None:
     folder, port = Path(row[0]).parent, server.rpartition(":")[2].partition("/")[0]
     control = postgres.binaries() / "pg_ctl"  # type: ignore[operator]
     postgres._as_user(control, "-D", row[0], "-m", "immediate", "stop").check_returncode()
+    is_away.set()
     time.sleep(away_s)
     options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1"
     postgres._as_user(control, "-D", row[0], "-o", options, "-l", folder / "log", "-w", "start").check_returncode()

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,12 @@ def python(block: Block, page: Path, names: dict[str, object]) -> None:
 
 def helpers() -> set[tuple[int, int]]:
     """The processes that hold this process's open worlds."""
-    found = processes.descendants(os.getpid())
-    return {one.key for one in found if b"fork-server" in Path(f"/proc/{one.pid}/cmdline").read_bytes()}
+    found = set()
+    for one in processes.descendants(os.getpid()):
+        with suppress(OSError):  # it has ended since
+            if b"fork-server" in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+                found.add(one.key)
+    return found
 
 
 @pytest.mark.timeout(600)  # a machine that has much else to do

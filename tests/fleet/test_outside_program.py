@@ -19,6 +19,8 @@ import branches_app
 import fleet_app
 import pytest
 
+from tests.ports import free_port
+
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore"),  # Ray leaves files open and uses what is deprecated
@@ -127,9 +129,7 @@ def cluster_for_clients(folder: Path) -> Iterator[Any]:
     pytest.importorskip("grpc", reason="needs Ray's client (ramify[ray]; .ci/run ray installs it)")
     from ray.cluster_utils import Cluster
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     cluster = Cluster()
     try:
         for number, more in enumerate(({"ray_client_server_port": port}, {})):

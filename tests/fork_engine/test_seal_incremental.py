@@ -6,6 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ramify.fork_engine.filesystem import scan as scanning
 from ramify.fork_engine.filesystem.scan import scan_upper
 from ramify.fork_engine.seal import LastSeal
 
@@ -31,11 +34,12 @@ def test_a_second_seal_copies_what_changed_since_the_first(bench: Any) -> None:
     assert bench.texts(empty) == {"a": "1", "d/b": "2"}
 
 
-def test_a_file_that_is_as_it_was_is_not_read_again(tmp_path: Path) -> None:
+def test_a_file_that_is_as_it_was_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text(LARGE)
+    monkeypatch.setattr(scanning, "_TICK_NS", 10**12)
     assert scan_upper(tmp_path).stamps == {}  # so new that it could be written again with the same timestamp
-    time.sleep(0.06)
+    monkeypatch.setattr(scanning, "_TICK_NS", -(10**12))
     scan = scan_upper(tmp_path)
     stamp, digest = scan.stamps["file"]
     assert digest == scan.entries["file"].digest

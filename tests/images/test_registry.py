@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -41,6 +40,7 @@ from ramify.images.registry import Download, Pulling
 from ramify.images.registry_client import leads_to_this_machine, login_for, on_this_machine
 from tests.images.image_builder import BuiltImage, built, sha
 from tests.images.registry_server import Handler, Registry, serving, token_server
+from tests.ports import free_port
 
 NOISE = random.Random(1).randbytes(300_000)
 
@@ -357,11 +357,8 @@ async def test_what_is_missing_or_for_other_machines(library: Any, registry: Reg
         await library.pull(f"{registry.address}/nothing:1")
     with pytest.raises(WrongPlatform):
         await library.pull(registry.add(built({"a": "1"}, platform=Platform("linux", "vax"))))
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
     with pytest.raises(RegistryUnreachable):
-        await library.pull(f"127.0.0.1:{port}/a:1")
+        await library.pull(f"127.0.0.1:{free_port()}/a:1")
 
 
 def test_what_is_this_machine() -> None:
@@ -375,9 +372,7 @@ def debian(tmp_path: Path) -> Iterator[str]:
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
         pytest.skip("docker-registry is not installed (apt-get install docker-registry)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     settings = tmp_path / "registry.yml"
     settings.write_text(
         f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/registry}}}}\n"
@@ -385,7 +380,7 @@ def debian(tmp_path: Path) -> Iterator[str]:
     )
     server = subprocess.Popen([program, "serve", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
+        for _ in range(1200):
             try:
                 httpx.get(f"http://{address}/v2/")
                 break

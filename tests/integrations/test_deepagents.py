@@ -43,8 +43,11 @@ def test_files_come_and_go_one_by_one(backend: WorldBackend, repo: Path) -> None
 
 
 def test_a_command_that_takes_too_long_is_stopped(backend: WorldBackend) -> None:
-    told = backend.execute("echo begun; sleep 60", timeout=1)
-    assert told.exit_code == 124 and told.output.startswith("begun\n") and "stopped after 1" in told.output
+    for patience in (1, 15):
+        told = backend.execute("echo begun; sleep 60", timeout=patience)
+        if told.output.startswith("begun"):
+            break  # else the machine was so busy that the command had not begun
+    assert told.exit_code == 124 and told.output.startswith("begun\n") and f"stopped after {patience}" in told.output
 
 
 def test_what_a_model_writes_and_no_world_can_do_is_told(backend: WorldBackend) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from ramify.worlds.blocking import SyncWorld
+from tests.ports import free_port
 
 TOOLS = {
     "world_create", "world_exec", "world_read", "world_write", "world_fork", "world_snapshot", "world_restore",
@@ -78,9 +78,7 @@ async def test_a_client_forks_and_merges_over_stdio(repo: Path, sandbox: str, tm
 
 
 async def test_http_needs_the_key(repo: Path, sandbox: str, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "RAMIFY_MCP_KEY": "k3y"}
     words = [sys.executable, *command(tmp_path / "home", sandbox, repo), "--http", str(port)]
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE) as server:  # noqa: ASYNC220
@@ -130,7 +128,7 @@ def test_a_server_over_stdio_that_is_told_to_end_stores_its_worlds(repo: Path, s
 async def listening(port: int) -> None:
     import asyncio
 
-    until = time.monotonic() + 20
+    until = time.monotonic() + 100
     while time.monotonic() < until:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)

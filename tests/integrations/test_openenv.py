@@ -26,6 +26,7 @@ from ramify.integrations.world_access import NotStarted
 from ramify.sandboxes import doctor
 from ramify.worlds.blocking_home import SyncWorldHome
 from ramify.worlds.errors import WorldClosed
+from tests.ports import free_port
 
 pytestmark = pytest.mark.filterwarnings("default")  # OpenEnv's requirements warn
 
@@ -105,9 +106,7 @@ def test_a_server_that_cannot_start(repo: Path, sandbox: str, tmp_path: Path) ->
 
 
 def test_the_command_of_an_image(layout: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with WorldProvider(home=str(tmp_path / "home")) as provider:
         url = provider.start_container(f"oci:{layout}", port, {"GREETING": "given"})
         assert url == f"http://127.0.0.1:{port}"

@@ -158,7 +158,7 @@ async def until_true(seen: Callable[[], bool]) -> None:
 
 
 async def gone(world: World) -> None:
-    for _ in range(500):
+    for _ in range(6000):
         if await world.background_processes() == 0:
             return
         await asyncio.sleep(0.01)

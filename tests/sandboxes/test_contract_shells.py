@@ -26,7 +26,7 @@ async def beats(world: World, name: str) -> bool:
     """Whether the heartbeat in file `name` still grows."""
     file = world.path / name
     size = file.stat().st_size
-    for _ in range(100):
+    for _ in range(1500):
         await asyncio.sleep(0.02)
         if file.stat().st_size > size:
             return True

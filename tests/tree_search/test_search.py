@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ramify import MCTS, Beam, BestOf, search
 from ramify.tree_search.types import NoScore, NothingProposed, SearchError, StepResult, Stopped, Turn
 from tests.samples import sample
+from tests.virtual_loop import run
 
 OPEN: set[Digits] = set()
 
@@ -135,7 +136,7 @@ async def test_a_step_that_raises_is_a_dead_end() -> None:
         assert found.best.environment.said == "777" and found.failed == len(found.errors) == 3
 
 
-async def test_the_deadline_cancels_steps_and_keeps_the_best() -> None:
+def test_the_deadline_cancels_steps_and_keeps_the_best() -> None:
     class Slow(Digits):
         async def step(self, action: str) -> StepResult:
             if len(self.said) == 1:
@@ -145,8 +146,12 @@ async def test_the_deadline_cancels_steps_and_keeps_the_best() -> None:
         async def fork(self, n: int) -> list[Digits]:
             return [Slow(self.target, self.said) for _ in range(n)]
 
-    async with search(Slow(), all_digits, width=2, depth=3, deadline_s=0.2) as found:
-        assert (found.stopped, found.best.environment.said, found.best.done) == (Stopped.DEADLINE, "7", False)
+    async def searching() -> None:
+        clock = asyncio.get_running_loop().time
+        async with search(Slow(), all_digits, width=2, depth=3, deadline_s=0.2, clock=clock) as found:
+            assert (found.stopped, found.best.environment.said, found.best.done) == (Stopped.DEADLINE, "7", False)
+
+    run(searching)
 
 
 async def test_the_goal_ends_the_search() -> None:
@@ -169,14 +174,17 @@ async def test_reaching_the_goal_cancels_what_is_under_way() -> None:
         assert (found.stopped, found.best.history[-1].action) == (Stopped.GOAL, "7")
 
 
-async def test_the_deadline_holds_for_the_policy() -> None:
+def test_the_deadline_holds_for_the_policy() -> None:
     async def thinks(environment: Any, history: Sequence[Turn[str]], n: int) -> list[str]:
         if history:
             await asyncio.sleep(3600)
         return ["7"]
 
-    async with search(Digits(), thinks, deadline_s=0.2) as found:
-        assert (found.stopped, found.best.environment.said) == (Stopped.DEADLINE, "7")
+    async def searching() -> None:
+        async with search(Digits(), thinks, deadline_s=0.2, clock=asyncio.get_running_loop().time) as found:
+            assert (found.stopped, found.best.environment.said) == (Stopped.DEADLINE, "7")
+
+    run(searching)
 
 
 @pytest.mark.parametrize("method", [Beam(3), BestOf(), MCTS(9, parallel=3)])

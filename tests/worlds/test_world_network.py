@@ -261,9 +261,7 @@ def test_without_an_event_loop(tmp_path: Path, sandbox: str) -> None:
 
 async def test_port_of_the_host_that_a_command_uses_already(home: WorldHome, server: Server) -> None:
     async with World.create(egress=[], home=home) as world:
-        listen = (
-            f"import socket, time; s = socket.create_server(('127.0.0.1', {server.port})); print('on'); time.sleep(9)"
-        )
+        listen = f"import socket; s = socket.create_server(('127.0.0.1', {server.port})); print('on'); s.accept()"
         await world.run(
             f'{sys.executable} -uc "{listen}" > out & until grep -q on out; do sleep 0.05; done', timeout=30
         )

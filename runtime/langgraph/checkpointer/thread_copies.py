@@ -32,6 +32,7 @@ from ramify.runtime.langgraph.checkpointer.tables import checkpoints, threads, w
 from ramify.runtime.langgraph.errors import ThreadNotCopied
 from ramify.runtime.store.address import Address, parse
 from ramify.runtime.store.database_errors import as_store_errors
+from ramify.runtime.store.engines import use_write_ahead_log
 from ramify.runtime.store.files_beside import refuse_planted
 
 _CHECKPOINT_KEYS = {"id", "channel_values", "channel_versions", "versions_seen"}
@@ -319,6 +320,7 @@ def _sqlite(file: Path, create: bool) -> Iterator[LangGraphThreads]:
         with closing(connection):
             saver = SqliteSaver(connection, serde=PortableSerializer(keep_exact=False))
             if create:
+                use_write_ahead_log(connection.cursor())  # `setup` would not wait for another process that does it
                 saver.setup()
 
             def rows(query: str, values: Sequence[str]) -> list[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from ramify.compiler.plan import STEPS, OpKind, Plan, PlanOp
+from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
 from ramify.runtime.codec import codec
 from ramify.runtime.estimates.cost_model import CostModel
@@ -39,6 +40,7 @@ from ramify.runtime.records import (
 )
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.store.run_locks import hold_run
+from ramify.runtime.worlds.pinned_seal import sealed as sealed_world
 from ramify.runtime.worlds.world_pool import Branch, WorldPool, spec_of_run
 
 _LINGER_S, _MOST_NOTED = 0.2, 512
@@ -339,7 +341,8 @@ class GraphRun:
         if task.width == 1:
             return Superstep(line, start, env=env)
         if line.unsealed and line.world is not None:  # children can fork only from a sealed state
-            line.snapshot, line.unsealed = await line.world.seal(flush=False), False
+            line.snapshot = await sealed_world(line.world, Pins(self.services.locks))
+            line.unsealed = False
         start = replace(start, snapshot=line.snapshot, unsealed=False)
         if place is None:
             place = await self._record_fork(f"{task.superstep}|FORK", start, path, task.width)

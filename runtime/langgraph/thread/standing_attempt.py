@@ -200,9 +200,9 @@ class StandingAttempt:
             world, self._fork_s = await self._context.run.worlds.acquire(self.branch)
             self.face = PortalSandbox(world, self._context.portal, self._commands())
         if self.face is not None and self.branch.world is not None:
-            sealed = await self.branch.world.seal(flush=False)
-            self._world_pins.moved(sealed.id)
-            return sealed
+            world = self.branch.world
+            with self._world_pins.following(lambda: world.snapshot.id):
+                return await world.seal(flush=False)
         return self.branch.snapshot
 
     async def done(self, value: Any = None, result: tuple[str, bytes] | None = None) -> StoredPosition | None:

@@ -26,6 +26,7 @@ from ramify.runtime.store.engines import writer
 from ramify.runtime.store.leases import FileLock
 from ramify.runtime.store.pooler_check import SessionsShared, refuse_shared_sessions, session_of
 from ramify.runtime.store.reader import reading
+from tests.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import postgres
@@ -43,7 +44,7 @@ Alive = Callable[[RunStore, RunId], Awaitable[bool]]
 def pooled(server: str, database: str, settings: dict[str, str]) -> Iterator[str]:
     """The address of that database behind a PgBouncer of our own."""
     assert PGBOUNCER is not None
-    url, port = make_url(server), postgres._free_port()
+    url, port = make_url(server), free_port()
     with tempfile.TemporaryDirectory(prefix="ramify-pgb-") as folder:
         users, config = Path(folder, "users"), Path(folder, "config")
         users.write_text(f'"{url.username}" ""\n')

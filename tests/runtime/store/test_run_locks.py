@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +27,18 @@ def test_checking_a_lock_does_not_block_the_run(tmp_path: Path, monkeypatch: pyt
     with RunLock(tmp_path, RUN):
         assert is_held(tmp_path, RUN)
     assert not is_held(tmp_path, RUN)
+
+
+def test_who_looks_may_take_long(tmp_path: Path) -> None:
+    """On a busy machine the kernel may stop it between two instructions."""
+    (tmp_path / f"{RUN}.lock").touch()
+    looking = os.open(tmp_path / f"{RUN}.lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    over = threading.Timer(0.5, os.close, [looking])
+    over.start()
+    with RunLock(tmp_path, RUN):
+        assert is_held(tmp_path, RUN)
+    over.join()
 
 
 def test_a_pipe_in_place_of_a_lock_does_not_block(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reuse_app
@@ -21,6 +22,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot, SnapshotId
 from ramify.runtime.records import CheckpointId
 from ramify.runtime.worlds.garbage_collection import Candidate, Collected, EvictionMarks, LiveStates, choose, collect
+from ramify.sandboxes.host.agent_world import AgentWorld
 
 
 @pytest.fixture(autouse=True)
@@ -195,10 +197,19 @@ async def test_a_collection_killed_beside_a_run_deletes_nothing_that_it_needs(
     await fsck_agrees(runtime)
 
 
+@pytest.mark.parametrize("seal_s", [0.0, 1.0])
 async def test_the_state_of_a_running_step_is_kept(
-    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, seal_s: float
 ) -> None:
-    """Its world was sealed for a command that got no row, and the step runs longer than the grace period."""
+    """Its world was sealed for a command that got no row, and the step runs longer than the grace period. Also if the
+    command was cancelled while the world was sealed for it: the seal comes to its end all the same."""
+    seal = AgentWorld._seal_with_processes
+
+    async def slow(world: AgentWorld, *state: Any) -> Snapshot:
+        await asyncio.sleep(seal_s)
+        return await seal(world, *state)
+
+    monkeypatch.setattr(AgentWorld, "_seal_with_processes", slow)
     monkeypatch.setattr(reuse_app, "MEANWHILE", [lambda: _gc_elsewhere(runtime.home)])
     assert await runtime.run(reuse_app.gives_up, workspace=workspace) == ["before\n", "before", "hello.txt"]
     await fsck_agrees(runtime)

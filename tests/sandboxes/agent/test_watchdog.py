@@ -127,7 +127,9 @@ async def test_file_systems_in_memory_hold_a_bounded_number_of_files(make: Make,
 
 async def test_a_hog_left_by_an_earlier_command_is_killed_and_reported(make: Make, out: Out) -> None:
     world = await make(memory_bytes=100 * MIB)
-    assert (await world.run(f"(sleep 0.3; exec {hog(300)}) >/dev/null 2>&1 &")).limit is Limit.NONE
+    later = f"(until [ -e go ]; do sleep 0.01; done; exec {hog(300)}) >/dev/null 2>&1 &"
+    assert (await world.run(later)).limit is Limit.NONE
+    (world.path / "go").touch()
     for _ in range(600):
         if await world.background_processes() == 0:
             break

@@ -24,6 +24,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
+from tests.machine import DATA_FOLDERS
 from tests.samples import PATIENT, sample
 from tests.sandboxes.attack_helpers import PATIENCE, python
 
@@ -33,7 +34,7 @@ Out = Callable[[World, str], Awaitable[str]]
 ROOT = os.geteuid() == 0
 NOBODY = 65534
 GIVEN_AREA = "RAMIFY_TEST_AREA"
-AREAS = (*filter(None, [os.environ.get(GIVEN_AREA)]), "/srv", "/opt", "/var/lib")
+AREAS = (*filter(None, [os.environ.get(GIVEN_AREA)]), *DATA_FOLDERS)
 
 
 def area() -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ramify import Runtime, Sandbox, paths, step, workflow
+from tests.machine import DATA_FOLDERS
 from tests.samples import PATIENT
 
 pytestmark = pytest.mark.linux_ns
@@ -59,7 +60,7 @@ def user(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def area() -> Iterator[Path]:
     """A data folder of the machine; for a user who may write in none, one that worlds do not see anyway."""
-    within = next((one for one in ("/srv", "/opt", "/var/lib") if os.access(one, os.W_OK)), "/var/tmp")
+    within = next((one for one in DATA_FOLDERS if os.access(one, os.W_OK)), "/var/tmp")
     with tempfile.TemporaryDirectory(dir=within) as folder:
         yield Path(folder)
 

@@ -13,6 +13,7 @@ from ramify.sandboxes.agent.ports import OPENED, Listeners
 from ramify.sandboxes.egress.errors import PortTaken
 from ramify.sandboxes.host.ports import PortClient
 from tests.open_files import SOCKETS, left_open, open_files
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -20,12 +21,6 @@ async def client() -> AsyncIterator[PortClient]:
     made = PortClient()
     yield made
     made.close()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def test_sockets_come_in_the_order_of_the_requests(client: PortClient) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -17,40 +16,7 @@ from ramify.serving.gateway.gateway import Gateway
 from ramify.serving.gateway.http.app import create_gateway
 from ramify.serving.policy.registry import make_live_policy
 
-_T = TypeVar("_T")
 _SSE = {"content-type": "text/event-stream"}
-
-
-class _Selector(selectors.DefaultSelector):
-    """Time passes only where the loop would wait."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "deadlock: everybody waits"
-            self.now += timeout
-        return ready
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._virtual = _Selector()
-        super().__init__(self._virtual)
-
-    def time(self) -> float:
-        return self._virtual.now
-
-
-def run(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Run in virtual time, which begins at 0."""
-
-    async def whole() -> _T:
-        return await work()
-
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        return runner.run(whole())
 
 
 @dataclass

@@ -73,14 +73,19 @@ async def over(*names: str) -> None:
 
 
 async def by_wait_for() -> None:
+    future = hang("a")
+    await begun("a")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(hang("a"), SOON_S)
+        await asyncio.wait_for(future, SOON_S)
 
 
 async def by_timeout() -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(SOON_S):
-            await hang("a")
+        async with asyncio.timeout(None) as limit:
+            future = hang("a")
+            await begun("a")
+            limit.reschedule(asyncio.get_running_loop().time())
+            await future
 
 
 async def by_cancel() -> None:
@@ -151,8 +156,10 @@ async def by_gather() -> None:
 
 
 async def by_the_task_around_it() -> None:
+    future = outer("a")
+    await begun("a")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(outer("a"), SOON_S)
+        await asyncio.wait_for(future, SOON_S)
 
 
 WAYS = [

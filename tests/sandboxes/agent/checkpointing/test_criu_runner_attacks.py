@@ -65,7 +65,7 @@ def held(world: World) -> set[str]:
 
 async def told(world: World) -> list[str]:
     (world.path / "told").unlink(missing_ok=True)
-    for _ in range(500):
+    for _ in range(6000):
         if (world.path / "told").exists():
             return (world.path / "told").read_text().split("\n")
         await asyncio.sleep(0.01)

@@ -69,7 +69,7 @@ def child(work):
 
 def seen_to_change():
     before = ctypes.string_at(log, 1)
-    for _ in range(500):
+    for _ in range(6000):
         if ctypes.string_at(log, 1) != before:
             return True
         time.sleep(0.01)

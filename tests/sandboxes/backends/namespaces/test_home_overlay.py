@@ -24,6 +24,7 @@ from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.backends.namespaces.home_overlay import mask_entries, skeleton
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.linux import ptrace
+from tests.machine import DATA_FOLDERS
 
 pytestmark = pytest.mark.linux_ns
 
@@ -280,7 +281,7 @@ async def test_credentials_in_the_systems_home_are_hidden_where_home_says_anothe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As with `sudo -E`, or HOME set for a service."""
-    area = next((one for one in ("/srv", "/opt") if os.access(one, os.W_OK)), None)
+    area = next((one for one in DATA_FOLDERS if os.access(one, os.W_OK)), None)
     if area is None:
         pytest.skip("no folder that worlds see is this user's to write to")
     with tempfile.TemporaryDirectory(dir=area) as systems:

@@ -89,6 +89,16 @@ def gone(family: list[processes.Process]) -> None:
         time.sleep(0.02)
 
 
+def where_mounted(folder: Path) -> list[Path]:
+    """The mounts files of processes that have a mount of this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/mountinfo"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if str(folder) in entry.read_text():
+                found.append(entry)
+    return found
+
+
 async def live(world: World, base: Snapshot, chance: random.Random) -> None:
     """The life of a world, of several kinds and possibly short."""
     match chance.randrange(6):
@@ -246,9 +256,10 @@ def test_a_killed_owner_takes_everything_along(tmp_path: Path, seed: int) -> Non
         family = processes.descendants(owner.pid)
         owner.kill()
     gone(family)
-    for entry in Path("/proc").glob("[0-9]*/mountinfo"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            assert str(tmp_path) not in entry.read_text(), entry
+    deadline = time.monotonic() + PATIENCE_S
+    while left := where_mounted(tmp_path):  # processes that began after the family was listed end like it
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
     leftovers = len(list((tmp_path / "worlds").iterdir()))
     assert leftovers == 2  # a session's folder and its lock
 

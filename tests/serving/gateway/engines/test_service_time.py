@@ -15,7 +15,8 @@ from ramify.serving.gateway.engines.replicas import Replica
 from ramify.serving.gateway.engines.service_time import ServiceModel, ServiceSample, arrived_at_once
 from ramify.serving.policy.types import RequestId
 from tests.samples import sample
-from tests.serving.gateway.virtual_time import Came, Engine, Served, run
+from tests.serving.gateway.virtual_time import Came, Engine, Served
+from tests.virtual_loop import run
 
 PROMPTS, TOKENS = (3, 20, 200, 1500), (1, 8, 24, 60)
 

@@ -20,7 +20,8 @@ from ramify.serving.pacing import PacedDelivery, Pacer
 from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 from tests.samples import sample
-from tests.serving.gateway.virtual_time import Engine, Served, run
+from tests.serving.gateway.virtual_time import Engine, Served
+from tests.virtual_loop import run
 
 STREAM: dict[str, Any] = {"vllm_xargs": {"slo_class": "stream", "slo_tbt_s": 0.5}}
 
