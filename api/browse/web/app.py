@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from ramify.browse.web import views
 from ramify.browse.web.responses import NotThere, jsonable
-from ramify.browse.web.run_cache import RunCache
+from ramify.browse.web.run_cache import MOST_DIGITS, RunCache
 from ramify.browse.web.search import search
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.history import History
@@ -61,7 +61,7 @@ async def _watch(request: Request, unwanted: threading.Event) -> None:
 
 STATIC = Path(__file__).parent / "static"
 LONGEST_ANSWER = 1 << 20  # bytes
-_MOST_DIGITS = 18  # of a row's number
+MOST_WORDS = 1000  # characters to search for
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -146,7 +146,8 @@ class _Answers:
 
     async def search(self, request: Request) -> object:
         history = await self._reader.history(_run(request))
-        return await asyncio.to_thread(search, history, request.query_params.get("q", ""))
+        words = request.query_params.get("q", "")[:MOST_WORDS]
+        return await in_thread(request, lambda stopped: search(history, words, stopped))
 
     async def _state(self, request: Request, run: str, state: str) -> tuple[History, CheckpointRecord]:
         history = await self._reader.history(_run(request, run))
@@ -172,8 +173,8 @@ def _run(request: Request, name: str = "run") -> RunId:
 def _seq(request: Request) -> int:
     """Starlette's own converter fails for a number of thousands of digits."""
     said = request.path_params["seq"]
-    if not said.isdecimal() or len(said) > _MOST_DIGITS:
-        raise HTTPException(404, f"no row has the number {said[:_MOST_DIGITS]!r}")
+    if not said.isdecimal() or len(said) > MOST_DIGITS:
+        raise HTTPException(404, f"no row has the number {said[:MOST_DIGITS]!r}")
     return int(said)
 
 
