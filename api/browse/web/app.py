@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
@@ -62,6 +62,7 @@ async def _watch(request: Request, unwanted: threading.Event) -> None:
 STATIC = Path(__file__).parent / "static"
 LONGEST_ANSWER = 1 << 20  # bytes
 MOST_WORDS = 1000  # characters to search for
+_GONE = 499  # nobody gets it
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -182,6 +183,8 @@ def _json(answer: Callable[[Request], Awaitable[object]]) -> Callable[[Request],
     async def endpoint(request: Request) -> Response:
         try:
             said = await answer(request)
+        except ClientDisconnect:  # before the end of its body
+            return Response(status_code=_GONE)
         except AlreadyAnswered as error:
             return _sent({"error": str(error)}, 409)
         except (RunError, ForkEngineError, NotThere) as error:
