@@ -57,6 +57,7 @@ def is_loader(name: str) -> bool:
 
 AGENT = Path(__file__).parents[2] / "agent" / "__main__.py"
 PLACE = "/ramify/python"  # where containers see it
+INSTALLED = ("site-packages", "dist-packages")  # in the standard library's folder
 CODE = "/ramify/sandboxes"  # where they see ramify.sandboxes
 
 
@@ -76,12 +77,12 @@ class PortablePython:
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """The host's folders to mount read-only, by their places in the container."""
-        return {
-            PLACE: self.folder,
-            f"{PLACE}/lib/{self.standard.name}": self.standard,
-            CODE: AGENT.parents[1],
-        }
+        """The host's folders to mount read-only, by their places in the container. Packages that the user has
+        installed are covered."""
+        standard = f"{PLACE}/lib/{self.standard.name}"
+        found = {PLACE: self.folder, standard: self.standard, CODE: AGENT.parents[1]}
+        covered = (name for name in INSTALLED if (self.standard / name).is_dir())
+        return found | {f"{standard}/{name}": self.folder / "empty" for name in covered}
 
 
 def make_portable_python(folder: Path) -> PortablePython:
@@ -95,6 +96,7 @@ def make_portable_python(folder: Path) -> PortablePython:
     if not loaders:
         raise BackendUnavailable(f"{python} has no dynamic loader, so its parts cannot be moved into a container")
     (folder / "bin").mkdir(parents=True)
+    (folder / "empty").mkdir()
     (folder / "lib" / standard.name).mkdir(parents=True)  # a mount point
     shutil.copy(python, folder / "bin" / "python3")
     for name, path in needed.items():

@@ -238,6 +238,22 @@ async def test_planted_overlayfs_marks_outside_have_no_effect(
     assert store.fsck().problems == ()
 
 
+@pytest.mark.skipif(not ROOT, reason="only root gives files capabilities")
+async def test_capabilities_of_files_stay_in_their_world(
+    world: World, docker: DockerBackend, spec: WorldSpec, store: SnapshotStore, tmp_path: Path, out: Out
+) -> None:
+    give = "import os, struct; d = struct.pack('<5I', 0x02000001, 1 << 21, 0, 0, 0)\n"
+    give += "for f in ('tool', '/etc/tool'): open(f, 'w').close(); os.setxattr(f, 'security.capability', d)"
+    await out(world, f"python3 -c {shlex.quote(give)}")
+    assert "security.capability" in os.listxattr(world.path / "tool")
+    sealed = await world.seal()
+    store.checkout(sealed, tmp_path / "out")
+    for path in (tmp_path / "out" / "tool", *store.root.rglob("tool")):
+        assert "security.capability" not in os.listxattr(path), path
+    look = "import os; print(os.listxattr('tool'), os.listxattr('/etc/tool'))"
+    assert await out(await docker.materialise(sealed, spec), f'python3 -c "{look}"') == "[] []\n"
+
+
 async def test_huge_files_of_nothing_outside_take_no_disk(world: World, store: SnapshotStore, out: Out) -> None:
     await out(world, "truncate -s 3G ~/hole; printf end >> ~/hole")
     sealed = await world.seal()

@@ -74,6 +74,11 @@ async def docker(store: SnapshotStore, scratch: Path) -> AsyncIterator[DockerBac
         yield opened
 
 
+@pytest.fixture
+async def world(docker: DockerBackend, base: Snapshot, spec: WorldSpec) -> World:
+    return await docker.materialise(base, spec)
+
+
 def first_process(world: World) -> int:
     link = world._link  # type: ignore[attr-defined]
     assert isinstance(link, ContainerLink) and link.pid
@@ -111,6 +116,11 @@ async def test_no_library_of_an_image_is_loaded_into_the_agent(
     world = await docker.materialise(base, replace(spec, image=Path(image(files=named))))
     assert "/evil.so" not in Path(f"/proc/{first_process(world)}/maps").read_text()
     assert "/evil.so" in await out(world, "cat /proc/$$/maps"), "it would be loaded"
+
+
+async def test_packages_of_the_host_are_not_shown(world: World, out: Out) -> None:
+    assert await out(world, "cat /ramify/python/lib/python*/os.py | grep -c ^def") != "0\n"
+    assert await out(world, "ls -A /ramify/python/lib/python*/*-packages | grep -v : | xargs") == "\n"
 
 
 async def test_an_image_with_volumes_is_refused(
