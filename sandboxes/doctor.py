@@ -29,7 +29,7 @@ from ramify.sandboxes.agent.mount_server import (
 from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT
 from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.backends.docker.backend import DockerBackend
-from ramify.sandboxes.backends.docker.engine import connect
+from ramify.sandboxes.backends.docker.connection import connect
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.capabilities import Capabilities, flags
 from ramify.sandboxes.errors import BackendUnavailable

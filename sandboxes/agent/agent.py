@@ -130,7 +130,7 @@ class Agent(ProcessKeeper):
             case DumpSessions():
                 return self._dump_sessions(message)
             case Freeze():
-                self._freeze()
+                (self._freeze_all if message.shell else self._freeze)()
                 return Frozen(self._maps_files())
             case Thaw():
                 self._thaw()

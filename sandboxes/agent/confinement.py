@@ -31,6 +31,7 @@ def enter(
     """
     resource_limits.apply(bounds, isolated=isolated)
     if not isolated:
+        landlock.enter_domain()  # in a container with the host's network; elsewhere there are no rules
         return
     if user is not None:
         kernel.become_in_namespace(*user)

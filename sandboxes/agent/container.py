@@ -17,14 +17,18 @@ from ramify.sandboxes.agent.agent import Agent
 from ramify.sandboxes.agent.container_changes import LAYERS, apply
 from ramify.sandboxes.agent.framing import Link
 from ramify.sandboxes.agent.messages import Failed, Ready, Start
-from ramify.sandboxes.linux import kernel
+from ramify.sandboxes.linux import kernel, landlock
 
 PRIVATE = "/ramify/private"
 SOCKET = f"{PRIVATE}/agent.sock"
+HOST_NETWORK = "host-network"
 
 
-def run() -> None:
-    """Connect to the host, apply the snapshot's changes, and serve until the host ends."""
+def run(network: str = "") -> None:
+    """Connect to the host, apply the snapshot's changes, and serve until the host ends. With HOST_NETWORK, commands
+    do not reach the host's abstract sockets, if the kernel and the engine let the agent forbid it."""
+    if network == HOST_NETWORK:
+        landlock.make_ruleset_for_sockets()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python handles it, so it would reach PID 1
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(SOCKET)

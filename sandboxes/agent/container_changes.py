@@ -8,14 +8,18 @@ before the first command. The format is the store's: a character device 0/0 mark
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-OPAQUE = "user.overlay.opaque"
+MARKS = "user.overlay."
+OPAQUE = f"{MARKS}opaque"
+NOT_HERE = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENODATA, errno.EINVAL})  # for an attribute
 LAYERS = "/ramify/outside"  # where a container sees the layers to apply, ordered by name
 
 
@@ -82,10 +86,48 @@ def _copy(source: Path, target: Path) -> None:
         target.mkdir(exist_ok=True)
     elif stat.S_ISFIFO(status.st_mode):
         os.mkfifo(target)
-        shutil.copystat(source, target)
+        _copy_status(source, target)
     elif stat.S_ISREG(status.st_mode):
-        shutil.copy2(source, target)  # mode, times and user attributes, too
+        _copy_data(source, target)
+        _copy_status(source, target)
     # no sockets: their listener is gone. No devices: a snapshot must not keep what they reach.
+
+
+def _copy_status(source: Path, target: Path) -> None:
+    """Copy attributes, times and mode, but no marks of overlayfs: commands can plant those."""
+    for name in os.listxattr(source):
+        if not name.startswith(MARKS):
+            try:
+                os.setxattr(target, name, os.getxattr(source, name))
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+    status = source.stat()
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    target.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _copy_data(source: Path, target: Path) -> None:
+    """Copy a file's content, and its holes as holes: a command makes a huge file of nothing in no time."""
+    with contextlib.ExitStack() as opened:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        read = opened.enter_context(os.fdopen(os.open(source, flags), "rb", 0)).fileno()
+        write = opened.enter_context(target.open("xb", 0)).fileno()
+        size, at = os.fstat(read).st_size, 0
+        os.ftruncate(write, size)
+        while at < size:
+            try:
+                at = os.lseek(read, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nothing follows but a hole
+                    raise
+                return
+            os.lseek(write, at, os.SEEK_SET)
+            end = os.lseek(read, at, os.SEEK_HOLE)
+            while at < end and (copied := os.sendfile(write, read, at, end - at)):
+                at += copied
+            if at < end:
+                return  # it was cut meanwhile
 
 
 def _make_parents(root: Path, to: Path, folder: Path, folders: list[tuple[Path, Path]]) -> None:
@@ -105,12 +147,10 @@ def _finish(folders: list[tuple[Path, Path]]) -> None:
     """
     for source, target in reversed(folders):
         if _is_ours(source) and _is_ours(target):
-            shutil.copystat(source, target)
+            _copy_status(source, target)
         elif _is_ours(target):
             shutil.copymode(source, target)
             os.utime(target, ns=(0, 0))
-        if _is_ours(target) and OPAQUE in os.listxattr(target):  # the layer's own mark was copied
-            os.removexattr(target, OPAQUE)
 
 
 def _is_ours(path: Path) -> bool:
@@ -132,4 +172,7 @@ def _under(root: Path, path: str) -> Path:
 def run(listed: str, to: str) -> None:
     """Capture the changes that a JSON file lists, as `docker/backend.py` writes it, into the folder `to`."""
     changes = json.loads(Path(listed).read_text())
-    capture(changes["changed"], changes["removed"], Path("/"), Path(to))
+    try:
+        capture(changes["changed"], changes["removed"], Path("/"), Path(to))
+    except OSError as error:
+        sys.exit(str(error))

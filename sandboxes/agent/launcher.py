@@ -210,10 +210,8 @@ def become_bash(
 
 
 def _enter(start: Start, pwd: str) -> None:
-    if start.view is None:
-        os.chdir(pwd)
-        return
+    enter = os.chdir if start.view is None else kernel.enter_folder
     try:
-        kernel.enter_folder(pwd)
+        enter(pwd)
     except OSError:  # now a magic link of /proc, or no folder: use the world's top
-        kernel.enter_folder(start.tree)
+        enter(start.tree)

@@ -220,7 +220,9 @@ class DumpedSessions:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Stop every process except the shell, until `Thaw`."""
+    """Stop every process until `Thaw`."""
+
+    shell: bool = False  # the shell, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,13 +317,14 @@ class AgentWorld(WorldProcesses):
         images.mkdir()
         return images
 
-    async def _frozen(self, work: Callable[[], Snapshot]) -> Snapshot:
-        """Run `work` in a thread while every process but the shell stands still; at once if all do already."""
+    async def _frozen(self, work: Callable[[], Snapshot], *, shell: bool = False) -> Snapshot:
+        """Run `work` in a thread while every process but the shell stands still (`shell`: the shell, too); at once if
+        all do already."""
         if self._stopped:
             return await asyncio.to_thread(work)
         self._stopped = True
         try:
-            self._maps_files = (await self._ask(Freeze(), Frozen)).maps_files
+            self._maps_files = (await self._ask(Freeze(shell), Frozen)).maps_files
             return await asyncio.to_thread(work)
         finally:
             await self._resume_processes()

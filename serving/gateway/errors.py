@@ -67,6 +67,12 @@ def list_in(name: str, value: object) -> list[object]:
     return value
 
 
+def asks_nothing(value: object) -> bool:
+    """Does a field with this value ask for nothing, whatever the field is? Clients send null and empty lists where
+    they have nothing to send."""
+    return value is None or value == []
+
+
 def text_in(name: str, value: object) -> str:
     """The text in a request's field. Raises ApiError, which names the field."""
     if not isinstance(value, str):

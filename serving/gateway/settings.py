@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.serving.engine.contract import EngineKind, EngineSpec
-from ramify.serving.errors import BadSettings, EngineFailed, Exposed
+from ramify.serving.errors import EngineFailed, Exposed
 from ramify.serving.gateway.settings_checks import check_settings, host_name
 from ramify.serving.http_guard import AccessPolicy, Keys, as_address, stays_here, web_origin
 from ramify.serving.policy.registry import DEFAULT, OptionValue, make_live_policy
@@ -109,17 +109,12 @@ class GatewaySettings:
 def check_exposure(settings: GatewaySettings) -> None:
     """Check who could reach the gateway, before anything is started.
 
-    Raises Exposed if anybody in the network could use the engines, BadSettings if nobody there could but everybody is
-    let in, and EngineFailed for an unknown host.
+    Raises Exposed if anybody in the network could use the engines, and EngineFailed for an unknown host.
     """
     try:
         here = stays_here(settings.host)
     except OSError as error:
         raise EngineFailed(f"cannot listen on {settings.host}: {error.strerror}. Choose another host") from error
-    if here and settings.insecure_no_keys:
-        raise BadSettings(
-            f"`insecure_no_keys` has no effect: only this machine reaches `host` {settings.host}: leave it out"
-        )
     if here or settings.api_keys or settings.insecure_no_keys:
         return
     raise Exposed(

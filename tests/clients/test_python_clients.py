@@ -43,6 +43,12 @@ def _adapted(type_: Any) -> TypeAdapter[Any]:
         ("/chat/completions", {"messages": ASK, "max_tokens": 4}, ChatCompletion, ChatCompletionChunk),
         (
             "/chat/completions",
+            {"messages": ASK, "max_tokens": 4, "functions": [], "tools": []},
+            ChatCompletion,
+            ChatCompletionChunk,
+        ),
+        (
+            "/chat/completions",
             {"messages": ASK, "max_tokens": 3, "logprobs": True, "stream_options": {"include_usage": True}},
             ChatCompletion,
             ChatCompletionChunk,

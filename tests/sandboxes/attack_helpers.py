@@ -31,7 +31,15 @@ async def peak_kb(world: World) -> int:
 
 
 def python(text: str) -> list[str]:
-    return [sys.executable, "-c", text]
+    """A command for any isolated world: this Python by its own path, which a container does not have, or python3."""
+    return [
+        "bash",
+        "-c",
+        f'exec "$([ -x {sys.executable} ] && echo {sys.executable} || echo python3)" "$@"',
+        "python",
+        "-c",
+        text,
+    ]
 
 
 async def well(world: World) -> bool:

@@ -98,22 +98,26 @@ class BackendCase:
     open: Callable[[SnapshotStore, Path], Backend]
     marks: tuple[pytest.MarkDecorator, ...] = ()
     shell: bool = True  # whether a real bash runs the commands
+    isolated: bool = True
 
 
 # To hold another backend to the contract, add it here.
 CASES = (
     BackendCase("namespaces", NamespaceBackend, (pytest.mark.linux_ns,)),
     BackendCase("docker", DockerBackend, (pytest.mark.docker,)),
-    BackendCase("copy", CopyBackend),
-    BackendCase("scripted", lambda store, scratch: ScriptedBackend(store, scratch, bash_script), shell=False),
+    BackendCase("copy", CopyBackend, isolated=False),
+    BackendCase(
+        "scripted", lambda store, scratch: ScriptedBackend(store, scratch, bash_script), shell=False, isolated=False
+    ),
 )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes `backend` on every backend; in modules with SHELLS_ONLY, on those with a real shell."""
+    """Run a test that takes `backend` on every backend; in modules with SHELLS_ONLY, on those with a real shell, and
+    with ISOLATED_ONLY, on those whose worlds are isolated."""
     if "backend" in metafunc.fixturenames:
-        shells = getattr(metafunc.module, "SHELLS_ONLY", False)
-        cases = [case for case in CASES if case.shell or not shells]
+        shells, isolated = (getattr(metafunc.module, name, False) for name in ("SHELLS_ONLY", "ISOLATED_ONLY"))
+        cases = [case for case in CASES if (case.shell or not shells) and (case.isolated or not isolated)]
         metafunc.parametrize("case", [pytest.param(case, marks=case.marks, id=case.name) for case in cases])
 
 

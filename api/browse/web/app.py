@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from ramify.browse.web import views
 from ramify.browse.web.responses import NotThere, jsonable
-from ramify.browse.web.run_cache import RunCache
+from ramify.browse.web.run_cache import MOST_DIGITS, RunCache
 from ramify.browse.web.search import search
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.inspect.history import History
@@ -61,7 +61,8 @@ async def _watch(request: Request, unwanted: threading.Event) -> None:
 
 STATIC = Path(__file__).parent / "static"
 LONGEST_ANSWER = 1 << 20  # bytes
-_MOST_DIGITS = 18  # of a row's number
+MOST_WORDS = 1000  # characters to search for
+_GONE = 499  # nobody gets it
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -146,7 +147,8 @@ class _Answers:
 
     async def search(self, request: Request) -> object:
         history = await self._reader.history(_run(request))
-        return await asyncio.to_thread(search, history, request.query_params.get("q", ""))
+        words = request.query_params.get("q", "")[:MOST_WORDS]
+        return await in_thread(request, lambda stopped: search(history, words, stopped))
 
     async def _state(self, request: Request, run: str, state: str) -> tuple[History, CheckpointRecord]:
         history = await self._reader.history(_run(request, run))
@@ -172,8 +174,8 @@ def _run(request: Request, name: str = "run") -> RunId:
 def _seq(request: Request) -> int:
     """Starlette's own converter fails for a number of thousands of digits."""
     said = request.path_params["seq"]
-    if not said.isdecimal() or len(said) > _MOST_DIGITS:
-        raise HTTPException(404, f"no row has the number {said[:_MOST_DIGITS]!r}")
+    if not said.isdecimal() or len(said) > MOST_DIGITS:
+        raise HTTPException(404, f"no row has the number {said[:MOST_DIGITS]!r}")
     return int(said)
 
 
@@ -181,6 +183,8 @@ def _json(answer: Callable[[Request], Awaitable[object]]) -> Callable[[Request],
     async def endpoint(request: Request) -> Response:
         try:
             said = await answer(request)
+        except ClientDisconnect:  # before the end of its body
+            return Response(status_code=_GONE)
         except AlreadyAnswered as error:
             return _sent({"error": str(error)}, 409)
         except (RunError, ForkEngineError, NotThere) as error:

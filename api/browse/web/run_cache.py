@@ -29,6 +29,7 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.store.reader import Reader as DatabaseReader
 
 RUNS = 500  # that the page lists
+MOST_DIGITS = 18  # of a row's number: Python reads none of thousands
 _KEPT = 4  # runs: the one that is shown, and those compared with it
 
 
@@ -94,7 +95,7 @@ class RunCache:
         history = known.history
         tally = (await self.store.tallies([run]))[run]
         generation, _, after = cursor.partition(".")
-        whole = generation != str(known.generation) or not after.isdecimal()
+        whole = generation != str(known.generation) or not after.isdecimal() or len(after) > MOST_DIGITS
         since = -1 if whole else int(after)
         fresh = since < history.last_seq  # otherwise there is nothing new
         moments = history.moments if fresh else ()
@@ -111,17 +112,25 @@ class RunCache:
         )
 
     async def _read(self, run: RunId) -> _Known:
-        async with self._locks.setdefault(run, asyncio.Lock()):
-            before = self._known.get(run)
-            since = before.history if before else None
-            history = await asyncio.to_thread(read_now, self.store.address, run, since)
-            if before is None:
-                now = _Known(0, history)
-            else:
-                grown = history.ops[: len(before.history.ops)] == before.history.ops
-                now = _Known(before.generation + (not grown), history)
-            self._known[run] = now
-            self._known.move_to_end(run)
-            while len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-            return now
+        lock = self._locks.setdefault(run, asyncio.Lock())
+        try:
+            async with lock:
+                return await self._read_alone(run)
+        finally:
+            if run not in self._known and not lock.locked():  # a made-up run leaves nothing behind
+                self._locks.pop(run, None)
+
+    async def _read_alone(self, run: RunId) -> _Known:
+        before = self._known.get(run)
+        since = before.history if before else None
+        history = await asyncio.to_thread(read_now, self.store.address, run, since)
+        if before is None:
+            now = _Known(0, history)
+        else:
+            grown = history.ops[: len(before.history.ops)] == before.history.ops
+            now = _Known(before.generation + (not grown), history)
+        self._known[run] = now
+        self._known.move_to_end(run)
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return now

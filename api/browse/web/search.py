@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ramify.browse.web.responses import Hit
 from ramify.compiler.plan import OpKind
@@ -15,13 +15,17 @@ MOST = 200  # hits; add words to narrow the search
 _AROUND = 60  # characters on either side
 
 
-def search(history: History, words: str) -> list[Hit]:
-    """Rows that contain `words`, ignoring case, in the order of the run; each once, with its first match."""
+def search(history: History, words: str, stopped: Callable[[], bool] = lambda: False) -> list[Hit]:
+    """Rows that contain `words`, ignoring case, in the order of the run; each once, with its first match.
+
+    `stopped`: asked before each row; once it is true, the rows so far are all."""
     wanted = words.casefold().strip()
     if not wanted:
         return []
     found: list[Hit] = []
     for moment in history.moments:
+        if stopped():
+            break
         if moment.kind is OpKind.SEAL:  # has the same text as its step
             continue
         for where, text in _texts(history, moment):

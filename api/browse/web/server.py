@@ -98,6 +98,7 @@ async def serving(
         from ramify.browse.web.app import create_app
         from ramify.browse.web.guard import Guard, hosts, new_token
         from ramify.browse.web.run_cache import RunCache
+        from ramify.serving.gateway.http.connections import ConnectionRoom, Listener, SlowClientProtocol
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ramify"):
             raise
@@ -114,18 +115,22 @@ async def serving(
             await super().startup(sockets)
             up.set()
 
+    class Protocol(SlowClientProtocol):
+        room = ConnectionRoom.of_process()
+
     up = asyncio.Event()
-    with _listening(port) as listener:
+    with _listening(port) as bound, Listener(bound) as listener:
         port = listener.getsockname()[1]
         token = token or new_token()
         reader = RunCache(store, snapshots, status)
         app = Guard(create_app(reader), token, hosts(port))
         config = uvicorn.Config(
             app,
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # not a line for each request of others that is no HTTP
             access_log=False,  # every request's path holds the token
             server_header=False,
             timeout_graceful_shutdown=_CLOSE_S,

@@ -105,6 +105,8 @@ async def _served(tools: WorldTools, address: tuple[str, int] | None) -> None:
 async def _serve_http(app: Any, host: str, port: int) -> None:
     import uvicorn
 
+    from ramify.serving.gateway.http.connections import ConnectionRoom, SlowClientProtocol
+
     class Server(uvicorn.Server):
         """It leaves the signals to us: its own handling ends the process before the worlds are stored."""
 
@@ -112,4 +114,7 @@ async def _serve_http(app: Any, host: str, port: int) -> None:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    await Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).serve()
+    class Protocol(SlowClientProtocol):
+        room = ConnectionRoom.of_process()
+
+    await Server(uvicorn.Config(app, host=host, port=port, http=Protocol, log_level="warning")).serve()

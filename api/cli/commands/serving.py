@@ -231,7 +231,10 @@ def serve_command(
 
     def ready(url: str) -> None:
         say(f"serving {shown} at {url}", err=True)
-        if not client_keys and not stays_here(host):
+        if stays_here(host):
+            if insecure_no_keys:
+                say(f"--insecure-no-keys is not needed: only this machine reaches {host}", err=True)
+        elif not client_keys:
             say(f"WARNING: no client keys are set: everybody who reaches {url} can use the engine", err=True)
 
     try:

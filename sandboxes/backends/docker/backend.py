@@ -2,10 +2,6 @@
 
 The workspace is a folder of ours, mounted at its own path, so seals, rollbacks and checkouts work as with `copy`.
 What changes in the rest of the container becomes a second stack of layers in our store.
-
-A world's agent is the container's first process. The host listens on a socket in the world's own folder, and the
-agent connects to it from inside (`launch`). So messages go from process to process and never through the engine. When
-the host ends, its socket closes, so the agent ends, and with this first process the container.
 """
 
 from __future__ import annotations
@@ -14,122 +10,41 @@ import asyncio
 import json
 import os
 import secrets
-import signal
-import socket
 import stat
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.filesystem.scan import MAX_DEPTH
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.agent.container import PRIVATE, SOCKET
+from ramify.sandboxes.agent.container import HOST_NETWORK, PRIVATE
 from ramify.sandboxes.agent.container_changes import LAYERS
 from ramify.sandboxes.agent.messages import Ready, Start
 from ramify.sandboxes.agent.private_folder import PrivateFolder
-from ramify.sandboxes.backends.agent_backend import WorldBackend
+from ramify.sandboxes.backends.agent_backend import WorldBackend, homes_of_user
 from ramify.sandboxes.backends.copying import CopyWorld
-from ramify.sandboxes.backends.docker.engine import SCRATCH, SESSION, Changes, End, Engine, Plan, connect
+from ramify.sandboxes.backends.credentials import CREDENTIALS
+from ramify.sandboxes.backends.docker.connection import connect
+from ramify.sandboxes.backends.docker.container_link import ContainerLink, launch
+from ramify.sandboxes.backends.docker.engine import PREFIX, SCRATCH, SESSION, Changes, Engine, Plan
 from ramify.sandboxes.backends.docker.host_programs import Images, PortablePython, make_portable_python
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldStartFailed
-from ramify.sandboxes.host.agent_link import AgentLink, MessageStream
-from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
-from ramify.sandboxes.linux import cgroups
+from ramify.sandboxes.linux.mount_table import MountTable, is_within
 
-PATIENCE_S = 120.0  # for a container that runs: on a loaded machine its agent takes tens of seconds to connect
-LOOK_S = 0.25  # how often we check meanwhile that it still runs
-END_S = 5.0  # how long a world may take to end after a hang-up
-
-
-class ContainerLink(AgentLink):
-    """A link to an agent that is a container's first process."""
-
-    def __init__(self, engine: Engine, container: str, stream: MessageStream) -> None:
-        self._engine, self.container, self._stream = engine, container, stream
-        self.pid = 0
-        self._ending: asyncio.Future[End] | None = None
-
-    async def out_of_memory(self) -> int:
-        return cgroups.kills_for_memory(self.pid)
-
-    async def close(self) -> None:
-        await self._stream.close()
-        await self._end()
-
-    async def _end(self) -> End:
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(asyncio.to_thread(self._engine.end, self.container, END_S))
-        return await asyncio.shield(self._ending)
-
-    async def _exit_reason(self) -> str:
-        return f"{_told(await self._end())}; start again from its last snapshot"
-
-
-async def launch(engine: Engine, plan: Plan, private: Path) -> ContainerLink:
-    """Start the container and accept its agent's connection, on which `Start` can be sent. Raises
-    `WorldStartFailed`."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        _listen(listening, private)
-        try:
-            await finish_before_cancelling(asyncio.to_thread(engine.start, plan))
-            sock = await _accept(listening, engine, plan.name)
-        except BaseException:
-            await finish_before_cancelling(asyncio.to_thread(engine.remove, plan.name))
-            raise
-        (private / Path(SOCKET).name).unlink()
-    try:
-        link = ContainerLink(engine, plan.name, await MessageStream.over(sock))
-        link.pid = await asyncio.to_thread(engine.pid, plan.name)
-    except BaseException:
-        sock.close()
-        await finish_before_cancelling(asyncio.to_thread(engine.remove, plan.name))
-        raise
-    return link
-
-
-def _listen(listening: socket.socket, private: Path) -> None:
-    """Listen by way of /proc: a socket's address has about a hundred bytes, too few for a deep folder's path."""
-    folder = os.open(private, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listening.bind(f"/proc/self/fd/{folder}/{Path(SOCKET).name}")
-    finally:
-        os.close(folder)
-    listening.listen(1)
-    listening.setblocking(False)
-
-
-async def _accept(listening: socket.socket, engine: Engine, container: str) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    call = asyncio.ensure_future(loop.sock_accept(listening))
-    deadline = loop.time() + PATIENCE_S
-    try:
-        while True:
-            done, _ = await asyncio.wait({call}, timeout=LOOK_S)
-            if done:
-                return call.result()[0]
-            if not await asyncio.to_thread(engine.pid, container):
-                end = await asyncio.to_thread(engine.end, container, 0.1)
-                raise WorldStartFailed(f"a container was started, but its agent did not connect: {_told(end)}")
-            if loop.time() > deadline:
-                raise WorldStartFailed(
-                    f"a container was started and runs, but its agent did not connect within {PATIENCE_S:g} s: is "
-                    "the machine overloaded? start fewer worlds at once"
-                )
-    finally:
-        call.cancel()
-        await asyncio.wait({call})
-
-
-def _told(end: End) -> str:
-    code = end.exit_code - 128 if end.exit_code > 128 else 0
-    how = f"by {signal.Signals(code).name}" if code in set(signal.Signals) else f"with exit code {end.exit_code}"
-    why = " (it was out of memory)" if end.out_of_memory else ""
-    return f"the container's first process ended {how}{why}" + (f": {end.last_words}" if end.last_words else "")
+# file systems that show a kernel or its devices
+KERNELS_OWN = frozenset(
+    {
+        "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+        "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+    }
+)  # fmt: skip
+OURS = Path("/ramify")  # in every container
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,26 +88,50 @@ class ContainerSpawner:
         """The host's folders that the world is shown. None over an image: its own /usr must not be covered."""
         return {} if self.spec.image else {str(path): path for path in self.spec.visible if path.exists()}
 
+    def below(self) -> dict[str, Path]:
+        """What is mounted below a shown folder: older engines would leave it writable."""
+        table = MountTable.read() if self.shown else MountTable(())
+        found: dict[str, Path] = {}
+        for shown in self.shown.values():
+            real = shown.resolve()
+            for point in table.below(str(real)):
+                if not any(is_within(point, str(path)) for path in self.hidden):
+                    found[str(shown / Path(point).relative_to(real))] = self._mounted(table, point)
+        return found
+
+    def _mounted(self, table: MountTable, point: str) -> Path:
+        """What to show at a mount point: nothing of the kernel's own file systems."""
+        mount = table.at(point)
+        return Path(point) if mount is not None and mount.kind not in KERNELS_OWN else self._nothing()
+
+    def _nothing(self, *, file: bool = False) -> Path:
+        """Something empty to mount."""
+        folder, empty = self.folder / "hidden", self.folder / "hidden.file"
+        if file:
+            empty.touch(mode=0o444)
+            return empty
+        folder.mkdir(mode=0o555, parents=True, exist_ok=True)
+        return folder
+
     def covers(self) -> dict[str, Path]:
         """Something empty to mount over each hidden path in a shown folder."""
-        nothing, empty = self.folder / "hidden", self.folder / "hidden.file"
         found: dict[str, Path] = {}
         for shown in self.shown.values():
             real = shown.resolve()
             for path in self.hidden:
                 if path != real and path.is_relative_to(real) and path.exists():
-                    nothing.mkdir(mode=0o555, parents=True, exist_ok=True)
-                    empty.touch(mode=0o444)
-                    found[str(shown / path.relative_to(real))] = nothing if path.is_dir() else empty
+                    found[str(shown / path.relative_to(real))] = self._nothing(file=not path.is_dir())
         return found
 
     def _plan(self, start: Start) -> Plan:
-        layers = {f"{LAYERS}/{number:03}": path for number, path in enumerate(self.outside)}
+        python = self.docker_session.portable_python
+        layers = {f"{LAYERS}/{number:06}": path for number, path in enumerate(self.outside)}
         return Plan(
             image=self.image,
-            name=f"ramify-{self.folder.parent.name}-{self.folder.name}",
-            command=self.docker_session.portable_python.command,
-            mounts={**self.shown, **self.covers(), **self.docker_session.portable_python.mounts, **layers},
+            # never the same twice: one that could not be removed must not be in the way
+            name=f"{PREFIX}{self.folder.parent.name}-{self.folder.name}-{secrets.token_hex(3)}",
+            command=python.running("container", *((HOST_NETWORK,) if self.spec.network else ())),
+            mounts={**self.shown, **self.below(), **self.covers(), **python.mounts, **layers},
             writable={PRIVATE: self.folder / "private", start.tree: self.folder / "tree"},
             network=self.spec.network,
             limits=self.spec.limits,
@@ -228,6 +167,10 @@ class DockerWorld(CopyWorld):
         store.materialise(snapshot, self._folder / "tree")
         self._spawner.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
 
+    async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
+        """The shell stands still, too: with threads of its own (`enable -f`) it could write where the host reads."""
+        return await self._frozen(lambda: self._seal_tree(state), shell=True)
+
     def _seal_tree(self, state: ShellState) -> Snapshot:
         """Seal the tree as `copy` does, and the container's other changes as an outside layer."""
         sealed = super()._seal_tree(state)
@@ -253,22 +196,30 @@ class DockerWorld(CopyWorld):
         """Changes against the image. The times of temporary places are not kept."""
         places = (*self._spawner.shown, self._tree_inside())
         changes = self._spawner.docker_session.engine.changes(self._container(), places)
+        if deep := [path for path in changes.changed if path.count("/") > MAX_DEPTH]:
+            raise SealFailed(
+                f"{deep[0][:80]}…: folders nested more than {MAX_DEPTH} deep. Flatten them, or remove them"
+            )
         passing = ("/tmp", "/var/tmp", self._start_env()["HOME"])
         return Changes(tuple(path for path in changes.changed if path not in passing), changes.removed)
 
     def _take_outside(self, changes: Changes) -> Path:
         """The changes as an upper folder. Also makes `nothing`, an upper folder without changes of the tree."""
         private = self._folder / "private"
-        upper, nothing, tree = private / "upper", self._folder / "nothing", (self._folder / "tree").stat()
+        upper, nothing, tree = self._folder / "upper", self._folder / "nothing", (self._folder / "tree").stat()
         remove_tree(upper)
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
         with closing(PrivateFolder(str(private))) as shared:  # commands can write to it too
             shared.write("changes", told.encode())
-        command = self._spawner.docker_session.portable_python.running("capture")
+        _clear(private / "upper")
+        command = self._spawner.docker_session.portable_python.running(
+            "capture", f"{PRIVATE}/changes", f"{PRIVATE}/upper"
+        )
         engine = self._spawner.docker_session.engine
-        engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
-        if upper.is_symlink():
-            raise SealFailed("a command replaced the folder to be sealed by a link. Roll the world back")
+        engine.execute(self._container(), command)
+        (private / "upper").rename(upper)  # where no command can put a link in its place
+        if not stat.S_ISDIR(upper.lstat().st_mode):
+            raise SealFailed("a command replaced the folder to be sealed. Roll the world back")
         nothing.mkdir(exist_ok=True)
         nothing.chmod(stat.S_IMODE(tree.st_mode))
         os.utime(nothing, ns=(tree.st_atime_ns, tree.st_mtime_ns))
@@ -278,6 +229,14 @@ class DockerWorld(CopyWorld):
         link = self._require_link()
         assert isinstance(link, ContainerLink)
         return link.container
+
+
+def _clear(path: Path) -> None:
+    """Remove what a command has put there."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 STARTS_AT_ONCE = 4  # the engine does little at once
@@ -308,6 +267,7 @@ class DockerBackend(WorldBackend):
         }
 
     async def _open(self, stack: AsyncExitStack) -> None:
+        self.hide(*(home / name for home in homes_of_user() for name in CREDENTIALS))
         await self._open_session(stack)
         stack.push_async_callback(self._leave_engine)
         self._docker = await asyncio.to_thread(self._reach_engine)
@@ -336,6 +296,9 @@ class DockerBackend(WorldBackend):
         check_supported(self.capabilities, spec)
         if self._docker is None or self._images is None:
             raise self._not_open()
+        for place in (spec.mount_at, *spec.visible):
+            if Path(os.path.normpath(place)).is_relative_to(OURS):
+                raise WorldStartFailed(f"{place} cannot be in a container: {OURS} holds the world's agent there")
         try:
             image, layer = await self._images.find(snapshot, spec.image)
         except ForkEngineError as error:

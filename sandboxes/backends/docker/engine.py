@@ -1,106 +1,27 @@
-"""The Docker Engine of this machine, through its SDK: find it, and make the few calls that worlds need. All block.
+"""The few calls of the Docker Engine that worlds need, through its SDK. All block.
 
-Every container gets the labels `ramify.scratch` and `ramify.session`, so that the next session in the same place
-finds what a crash left behind. Errors of the SDK become `BackendUnavailable` or `WorldStartFailed`.
+Every container gets the labels `ramify.scratch` and `ramify.session`, and a name that begins with its session's, so
+that the next session in the same place finds what a crash left behind. Errors of the SDK become `WorldStartFailed`.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Collection, Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ramify.sandboxes.backends.docker.connection import translated_errors
 from ramify.sandboxes.contract import Limits
-from ramify.sandboxes.errors import BackendUnavailable, SandboxError, WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, WorldStartFailed
 from ramify.sandboxes.linux.resource_limits import NO_CORE
 
 if TYPE_CHECKING:
     import docker
 
-DEFAULT_HOST = "unix:///var/run/docker.sock"
-PATIENCE_S = 60  # for one call
-PING_TIMEOUT_S = 5  # for the first reply
-
-
-def connect() -> docker.DockerClient:
-    """Connect to the engine. Raises `BackendUnavailable` with what is missing and what to do about it."""
-    try:
-        import docker
-    except ImportError:
-        raise BackendUnavailable("the Docker SDK for Python is not installed: pip install 'ramify[docker]'") from None
-    where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
-    check_engine_answers(where)
-    try:
-        client = docker.DockerClient(base_url=where, version="auto", timeout=PATIENCE_S)
-    except docker.errors.DockerException as error:
-        raise BackendUnavailable(f"the Docker Engine at {where} cannot be used: {error}") from None
-    try:
-        _check_users(client)
-    except BaseException:
-        client.close()
-        raise
-    return client
-
-
-def _check_users(client: docker.DockerClient) -> None:
-    """Check that users are the same inside and outside: mounted folders need that."""
-    with translated_errors("telling about itself"):
-        security = client.info().get("SecurityOptions") or []
-    for option in ("name=rootless", "name=userns"):
-        if any(option in one for one in security):
-            raise BackendUnavailable(
-                f"the Docker Engine maps users ({option}): files that a world writes would belong to another user. "
-                "Use one that does not"
-            )
-
-
-@contextmanager
-def translated_errors(doing: str) -> Iterator[None]:
-    """Translate the SDK's errors to ours. `NotFound` passes through: callers know what it means."""
-    import docker
-    import requests
-
-    try:
-        yield
-    except docker.errors.NotFound:
-        raise
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise WorldStartFailed(f"the Docker Engine failed at {doing}: {error}") from error
-
-
-def check_engine_answers(where: str) -> None:
-    """Raise `BackendUnavailable` if no engine on this machine answers."""
-    scheme, _, path = where.partition("://")
-    if scheme != "unix":
-        raise BackendUnavailable(
-            f"the Docker Engine at {where} may be on another machine, but worlds mount folders of this one: "
-            f"unset DOCKER_HOST, or set it to a socket, as {DEFAULT_HOST}"
-        )
-    try:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(PING_TIMEOUT_S)
-            sock.connect(path)
-            sock.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")  # one that hangs would hold us much longer later
-            sock.recv(1)
-    except FileNotFoundError:
-        raise BackendUnavailable(
-            f"no Docker Engine listens on {path}: install one (apt-get install docker.io) and start dockerd"
-        ) from None
-    except ConnectionRefusedError:
-        raise BackendUnavailable(f"no Docker Engine answers on {path}: start dockerd") from None
-    except PermissionError:
-        raise BackendUnavailable(
-            f"you may not use {path}: have an administrator add you to the group docker"
-        ) from None
-    except OSError as error:
-        raise BackendUnavailable(f"no Docker Engine can be reached on {path}: {error}") from None
-
-
 SCRATCH, SESSION = "ramify.scratch", "ramify.session"
+PREFIX = "ramify-"  # of a container's name; its session and its world follow
 # processes and bytes beyond the limit: for the agent, and for it to name the culprit
 ROOM, MEMORY_ROOM = 64, 64 << 20
 LOG = {"max-size": "256k", "max-file": "1"}
@@ -162,9 +83,9 @@ class Engine:
         import docker
 
         try:
-            with translated_errors(f"looking for the image {name}"):
+            with translated_errors(f"looking for the image {name}", may_be_missing=True):
                 self._client.images.get(name)
-        except docker.errors.ImageNotFound:
+        except docker.errors.NotFound:  # of an image, or of the page itself, for a name that is none
             return False
         return True
 
@@ -177,16 +98,33 @@ class Engine:
         if '"error"' in answer:
             raise WorldStartFailed(f"importing the image {name}: {answer.strip()}")
 
+    def _variables_and_volumes(self, image: str) -> tuple[list[str], list[str]]:
+        """What an image's author has set: names of variables, and folders that are to be volumes."""
+        with translated_errors(f"looking at the image {image}"):
+            config = self._client.api.inspect_image(image).get("Config") or {}
+        names = (str(one).partition("=")[0] for one in config.get("Env") or ())
+        return [name for name in names if name], sorted(config.get("Volumes") or ())
+
     # Containers
 
     def start(self, plan: Plan) -> None:
         """Run a container, known by its name from now on. Raises `WorldStartFailed` and leaves nothing behind."""
+        variables, volumes = self._variables_and_volumes(plan.image)
+        if volumes := [place for place in volumes if place not in {**plan.mounts, **plan.writable}]:
+            raise WorldStartFailed(
+                f"the image {plan.image} has volumes ({', '.join(volumes)}): what commands write there would be in "
+                "no snapshot. Use its files without its settings: docker export $(docker create IMAGE) > root.tar, "
+                "and image=root.tar"
+            )
         with translated_errors("creating a container"):
             container = self._client.containers.create(
                 plan.image,
                 plan.command,
                 name=plan.name,
                 entrypoint=[],
+                environment=variables,  # a name alone removes it: LD_PRELOAD would be for the agent, too
+                healthcheck={"test": ["NONE"]},  # a program of the image, beside the agent and the commands
+                use_config_proxy=False,  # it may hold a password
                 working_dir="/",
                 user=_user(),
                 labels=self._labels,
@@ -213,7 +151,7 @@ class Engine:
         import docker
 
         try:
-            with translated_errors("looking at a container"):
+            with translated_errors("looking at a container", may_be_missing=True):
                 return int(self._client.api.inspect_container(container)["State"]["Pid"])
         except docker.errors.NotFound:
             return 0
@@ -223,7 +161,7 @@ class Engine:
         import docker
 
         try:
-            with translated_errors("ending a container"):
+            with translated_errors("ending a container", may_be_missing=True):
                 self._wait(container, patience_s)
                 found = self._client.containers.get(container)
                 log = found.logs(tail=1).decode("utf-8", "replace").strip()
@@ -266,16 +204,15 @@ class Engine:
             said: bytes = self._client.api.exec_start(started["Id"])
             code = self._client.api.exec_inspect(started["Id"])["ExitCode"]
         if code != 0:
-            raise SandboxError(
-                f"{' '.join(command)} in a container ended with {code}: {said.decode(errors='replace')}"
-            )
+            why = said.decode(errors="replace").strip().rpartition("\n")[2][:500]
+            raise SandboxError(f"{' '.join(command)} in a container ended with {code}: {why}")
 
     def remove(self, container: str) -> None:
         """Kill and remove it, if it exists."""
         import docker
 
         try:
-            with translated_errors("removing a container"):
+            with translated_errors("removing a container", may_be_missing=True):
                 self._client.api.remove_container(container, force=True, v=True)
         except docker.errors.NotFound:
             pass  # as wanted
@@ -287,17 +224,20 @@ class Engine:
         """Remove containers that nobody else will; return how many there were.
 
         These are containers of `scratch` whose session is not among the `living`, and ended containers whose own
-        scratch folder is gone.
+        scratch folder is gone. Labels alone do not tell: images made of our containers hand them on.
         """
 
-        def abandoned(labels: Mapping[str, str], state: str) -> bool:
+        def abandoned(names: Collection[str], labels: Mapping[str, str], state: str) -> bool:
+            if not any(name.startswith(f"/{PREFIX}{labels.get(SESSION)}-") for name in names):
+                return False
             if labels[SCRATCH] == str(scratch):
                 return labels.get(SESSION) not in living
             return state == "exited" and not Path(labels[SCRATCH]).exists()
 
         with translated_errors("listing containers"):
             found = self._client.containers.list(all=True, filters={"label": SCRATCH}, sparse=True)
-        gone = [one.id for one in found if abandoned(one.attrs["Labels"], one.attrs["State"])]
+        told = ((one.id, one.attrs) for one in found)
+        gone = [id for id, one in told if abandoned(one["Names"] or (), one["Labels"], one["State"])]
         for container in gone:
             self.remove(container)
         return len(gone)

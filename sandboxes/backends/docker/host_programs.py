@@ -57,6 +57,7 @@ def is_loader(name: str) -> bool:
 
 AGENT = Path(__file__).parents[2] / "agent" / "__main__.py"
 PLACE = "/ramify/python"  # where containers see it
+INSTALLED = ("site-packages", "dist-packages")  # in the standard library's folder
 CODE = "/ramify/sandboxes"  # where they see ramify.sandboxes
 
 
@@ -69,24 +70,19 @@ class PortablePython:
     loader: str  # the dynamic loader's name in `lib`
     standard: Path  # the host's standard library
 
-    @property
-    def command(self) -> list[str]:
-        """The agent's command line in a container."""
-        return self.running("container")
-
-    def running(self, program: str) -> list[str]:
+    def running(self, program: str, *arguments: str) -> list[str]:
         """The command line in a container of one of the agent's programs."""
         start = [f"{PLACE}/lib/{self.loader}", "--library-path", f"{PLACE}/lib", f"{PLACE}/bin/python3"]
-        return [*start, "-I", "-S", "-B", f"{CODE}/agent/{AGENT.name}", program]
+        return [*start, "-I", "-S", "-B", f"{CODE}/agent/{AGENT.name}", program, *arguments]
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """The host's folders to mount read-only, by their places in the container."""
-        return {
-            PLACE: self.folder,
-            f"{PLACE}/lib/{self.standard.name}": self.standard,
-            CODE: AGENT.parents[1],
-        }
+        """The host's folders to mount read-only, by their places in the container. Packages that the user has
+        installed are covered."""
+        standard = f"{PLACE}/lib/{self.standard.name}"
+        found = {PLACE: self.folder, standard: self.standard, CODE: AGENT.parents[1]}
+        covered = (name for name in INSTALLED if (self.standard / name).is_dir())
+        return found | {f"{standard}/{name}": self.folder / "empty" for name in covered}
 
 
 def make_portable_python(folder: Path) -> PortablePython:
@@ -100,11 +96,22 @@ def make_portable_python(folder: Path) -> PortablePython:
     if not loaders:
         raise BackendUnavailable(f"{python} has no dynamic loader, so its parts cannot be moved into a container")
     (folder / "bin").mkdir(parents=True)
+    (folder / "empty").mkdir()
     (folder / "lib" / standard.name).mkdir(parents=True)  # a mount point
     shutil.copy(python, folder / "bin" / "python3")
     for name, path in needed.items():
         shutil.copy(path, folder / "lib" / Path(name).name)
+    _without_preloads(folder / "lib" / loaders[0])
     return PortablePython(folder, loaders[0], standard)
+
+
+PRELOADS, NO_PRELOADS = b"/etc/ld.so.preload\0", b"/ramify/no.preload\0"
+
+
+def _without_preloads(loader: Path) -> None:
+    """Let a copy of glibc's dynamic loader not load what /etc/ld.so.preload of an image names: it would run in the
+    agent. No option of the loader says so. musl has no such file."""
+    loader.write_bytes(loader.read_bytes().replace(PRELOADS, NO_PRELOADS))
 
 
 NEEDED = ("bash", "env")
@@ -250,13 +257,13 @@ class Images:
         """
         key = snapshot.image or wanted
         async with self._one:
-            if key not in self._known:
-                self._known[key] = await asyncio.to_thread(self._find, snapshot, wanted)
+            if key not in self._known or not await asyncio.to_thread(self._engine.has_image, self._known[key][0]):
+                self._known[key] = await asyncio.to_thread(self._find, snapshot, wanted)  # or again: it was pruned
             return self._known[key]
 
     def _find(self, snapshot: Snapshot, wanted: Path | None) -> tuple[str, LayerId | None]:
         if snapshot.image is None and wanted is not None:
-            if not wanted.exists():
+            if not os.path.lexists(wanted):
                 return self._named(str(wanted)), None
             snapshot = replace(snapshot, image=self._store.import_image(wanted, hold=True))
         if snapshot.image is None:

@@ -19,7 +19,7 @@ from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot, SnapshotId
 from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend, homes_of_user
-from ramify.sandboxes.backends.namespaces.credentials import CREDENTIALS
+from ramify.sandboxes.backends.credentials import CREDENTIALS
 from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays
 from ramify.sandboxes.backends.namespaces.place import Place, WarmPool
 from ramify.sandboxes.backends.namespaces.prepared_places import Kind, Pattern, PreparedPlaces

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ramify.fork_engine.view import find_in_stack
 from ramify.sandboxes.agent.mount_server import LayerEntry, Overlay
-from ramify.sandboxes.backends.namespaces.credentials import CREDENTIALS
+from ramify.sandboxes.backends.credentials import CREDENTIALS
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.linux.mount_table import MountTable

@@ -59,7 +59,8 @@ def _part(part: object) -> Json:
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise _bad("each part of a content must be an object with a type")
     if kind not in ("text", "refusal"):
-        raise _bad(f"content of type {kind[:60]!r} is not supported: the embedded model reads text")
+        what = "images are" if kind == "image_url" else f"content of type {kind[:60]!r} is"
+        raise _bad(f"{what} not supported: the embedded model reads text")
     if not isinstance(text := part.get(kind), str):
         raise _bad(f"a part of type {kind} needs a {kind} that is a text")
     return part if kind == "text" else {"type": "text", "text": text}

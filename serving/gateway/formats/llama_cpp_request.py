@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.errors import ApiError, asks_nothing, bad_request
 from ramify.serving.gateway.formats.llama_cpp_messages import messages_for_llama_cpp
 from ramify.serving.gateway.formats.llama_cpp_values import check_values
 from ramify.serving.gateway.formats.log_probabilities import for_llama_cpp
@@ -155,7 +155,7 @@ def _beyond(begun: str, choice: object) -> object:
 def _checked(asked: Json, known: frozenset[str]) -> Json:
     body: dict[str, object] = {}
     for name, value in asked.items():
-        if value is None:
+        if value is None or (name == "tools" and value == []):
             continue  # llama.cpp would take the null of json_schema for a schema, and that of grammar for one
         if name in known or is_tag(name) or is_hint(name, value):
             body[name] = value
@@ -183,7 +183,7 @@ def _says_nothing(name: str, value: object, asked: Json) -> bool:
     """Does the field ask for no more than the engine does anyway?"""
     if name == "best_of" and value == asked.get("n", 1):
         return True  # of so many answers, the best so many
-    return name in _WITHOUT_EFFECT or value in _SAYS_NOTHING.get(name, ())
+    return asks_nothing(value) or name in _WITHOUT_EFFECT or value in _SAYS_NOTHING.get(name, ())
 
 
 def _check_one_constraint(body: Json) -> None:

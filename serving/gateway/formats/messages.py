@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import StreamPiece, details_of, usage_of
-from ramify.serving.gateway.errors import ApiError, bad_request, list_in, text_in
+from ramify.serving.gateway.errors import ApiError, asks_nothing, bad_request, list_in, text_in
 from ramify.serving.gateway.formats.chat_blocks import Block, BlockEvent, BlockKind, ChatBlocks, Step
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.agent_hints import is_hint
@@ -42,7 +42,7 @@ def chat_of_messages(asked: Json) -> Chat:
     if asked.get("thread") is not None:
         problem = "thread: no conversation is kept here: send all of it in messages"
         raise ApiError(400, "invalid_request", problem, "thread", extra=_NO_THREADS)
-    said = {name: value for name, value in asked.items() if value is not None}
+    said = {name: value for name, value in asked.items() if not asks_nothing(value)}
     passed = {k: v for k, v in said.items() if k in _AS_THEY_ARE or is_tag(k) or is_hint(k, v)}
     for name in said:
         if name not in passed and name not in _READ | _WITHOUT_EFFECT:

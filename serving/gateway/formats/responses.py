@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.dialects import StreamPiece, details_of, usage_of
-from ramify.serving.gateway.errors import ApiError, bad_request, list_in, text_in
+from ramify.serving.gateway.errors import ApiError, asks_nothing, bad_request, list_in, text_in
 from ramify.serving.gateway.formats.chat_blocks import Block, BlockEvent, BlockKind, ChatBlocks, Step
 from ramify.serving.protocol import wire
 from ramify.serving.protocol.agent_hints import without_hints
@@ -60,7 +60,7 @@ def chat_of_response(asked: Json) -> dict[str, object]:
     """The body of the chat. Raises ApiError, which names the field, for what a chat cannot say."""
     plain = without_hints(without_tags(asked), None)
     for name, value in plain.items():
-        if value is not None and name not in _AS_THEY_ARE | _WITHOUT_EFFECT | _READ:
+        if not asks_nothing(value) and name not in _AS_THEY_ARE | _WITHOUT_EFFECT | _READ:
             raise bad_request(name, f"{name}: {_WHY.get(name, 'not supported in a response of the embedded engine')}")
     _check_kinds(plain)
     body: dict[str, object] = {k: v for k, v in plain.items() if k in _AS_THEY_ARE and v is not None}

@@ -18,6 +18,7 @@ from story import STARTED, call
 from story import story as recorded
 
 from ramify.browse.web.app import DEADLINE_S, STATIC, Stopped, in_thread
+from ramify.browse.web.run_cache import RunCache
 from ramify.browse.web.views import changes, moment_row
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
@@ -77,7 +78,8 @@ async def test_history_page_and_then_only_new_rows(client: httpx.AsyncClient, ru
     earlier = page["cursor"].partition(".")[0] + ".5"
     part = await said(client, f"runs/{run}?since={earlier}")
     assert [one["seq"] for one in part["moments"]] == [one["seq"] for one in page["moments"] if one["seq"] > 5]
-    assert (await said(client, f"runs/{run}?since=nonsense"))["whole"]
+    for odd in ("nonsense", page["cursor"].partition(".")[0] + "." + "9" * 5000, "%00.%ff"):
+        assert (await said(client, f"runs/{run}?since={odd}"))["whole"]
 
 
 async def test_state_and_diff_of_two_states(client: httpx.AsyncClient, run: str) -> None:
@@ -98,6 +100,13 @@ async def test_state_and_diff_of_two_states(client: httpx.AsyncClient, run: str)
     assert {file["change"] for file in back["changes"]["files"]} == {"removed"}
 
 
+async def test_made_up_runs_leave_nothing_behind(client: httpx.AsyncClient, reader: RunCache, run: str) -> None:
+    for number in range(20):
+        assert (await client.get(f"/api/runs/made-up-{number}")).status_code == 404
+    await asyncio.gather(*(said(client, f"runs/{run}") for _ in range(5)))
+    assert set(reader._locks) <= {run}
+
+
 async def test_a_call_a_step_and_a_search(client: httpx.AsyncClient, run: str) -> None:
     moments = (await said(client, f"runs/{run}"))["moments"]
     call = next(one["seq"] for one in moments if one["call"])
@@ -109,6 +118,7 @@ async def test_a_call_a_step_and_a_search(client: httpx.AsyncClient, run: str) -
     hits = await said(client, f"runs/{run}/search?q=WHICH%20way")
     assert [(hit["seq"], hit["where"]) for hit in hits] == [(call, "messages")]
     assert await said(client, f"runs/{run}/search?q=%20") == []
+    assert await said(client, f"runs/{run}/search?q={'a' * 60_000}") == []
 
 
 async def test_plan_is_compared_with_what_happened(client: httpx.AsyncClient, run: str) -> None:

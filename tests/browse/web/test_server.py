@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ramify import paths
@@ -20,6 +22,7 @@ from ramify.browse.web.responses import CannotListen
 from ramify.browse.web.server import serving
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.store import RunStore
+from ramify.serving.gateway.http.connections import SlowClientProtocol
 
 
 def test_the_command_serves_until_it_is_interrupted(looked_at: tuple[Path, str]) -> None:
@@ -41,6 +44,32 @@ def test_the_command_serves_until_it_is_interrupted(looked_at: tuple[Path, str])
             _, said = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "Traceback" not in said
+
+
+async def test_slow_and_leaving_clients(
+    looked_at: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that never ends a request is sent away, and one that leaves within its body is no error."""
+    monkeypatch.setattr(SlowClientProtocol, "head_s", 0.3)
+    home, _ = looked_at
+    async with (
+        RunStore(paths.database(home), clock=time.time) as store,
+        serving(store, SnapshotStore(paths.snapshots(home)), str) as address,
+    ):
+        port = httpx.URL(address).port
+        slow, leaving = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        slow[1].write(b"GET / HTTP/1.1\r\nx: ")
+        assert (await asyncio.wait_for(slow[0].read(), 30)).startswith(b"HTTP/1.1 408")
+        token = httpx.URL(address).path.strip("/")
+        head = f"POST /{token}/api/answers HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nx-ramify-token: {token}\r\n"
+        leaving[1].write(f"{head}content-type: application/json\r\ncontent-length: 99\r\n\r\n{{".encode())
+        await leaving[1].drain()
+        await asyncio.sleep(0.1)
+        leaving[1].transport.abort()
+        async with httpx.AsyncClient(base_url=address) as client:
+            assert (await client.get("api/runs")).status_code == 200
+            slow[1].close()
+    assert "Exception" not in caplog.text
 
 
 async def test_a_port_that_is_taken_is_said(looked_at: tuple[Path, str]) -> None:

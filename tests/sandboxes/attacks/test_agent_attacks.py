@@ -17,20 +17,15 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.shell import CONTROL, VARIABLE
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed
 from ramify.sandboxes.host import fork_server_client
 from ramify.sandboxes.linux import processes
 from tests.sandboxes.attack_helpers import PATIENCE, family, peak_kb, python, well
 
-pytestmark = pytest.mark.linux_ns
+ISOLATED_ONLY = True
 
 Out = Callable[[World, str], Awaitable[str]]
-
-
-@pytest.fixture
-async def world(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> World:
-    return await namespaces.materialise(base, spec)
 
 
 async def test_the_agents_memory_and_descriptors_are_out_of_reach(world: World) -> None:
@@ -171,7 +166,7 @@ async def test_a_forged_report_only_harms_its_own_world(world: World) -> None:
         "print('lied')\n"
     )
     for lie in (r"\x00", r"\x00seven\x00", r"\x000\x00x", r"\x00-1\x00\x00\x00\x00\x00"):
-        result = await world.run([sys.executable, "-c", steal, lie], timeout=2.0)
+        result = await world.run([*python(steal), lie], timeout=2.0)
         assert result.stdout in ("lied\n", ""), result.stderr  # "" if the forged report ended it first
         await world.rollback(world.snapshot)
         assert await well(world)
@@ -207,6 +202,7 @@ async def is_stopped(world: World) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.linux_ns
 async def test_a_shell_stopped_between_two_commands_blocks_nothing_for_ever(
     impatient: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
@@ -234,10 +230,8 @@ async def test_a_flood_on_the_control_descriptor_does_not_fill_the_agent(world: 
     assert await well(world)
 
 
-async def test_a_gigabyte_of_output_is_read_and_not_kept(
-    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
-) -> None:
-    world = await namespaces.materialise(base, replace(spec, max_output=1 << 20))
+async def test_a_gigabyte_of_output_is_read_and_not_kept(backend: Backend, base: Snapshot, spec: WorldSpec) -> None:
+    world = await backend.materialise(base, replace(spec, max_output=1 << 20))
     result = await world.run("head -c 1G /dev/zero; echo end >&2", timeout=PATIENCE)
     assert (len(result.stdout_bytes), result.stderr, result.truncated, result.ok) == (1 << 20, "end\n", True, True)
     assert await peak_kb(world) < 60_000

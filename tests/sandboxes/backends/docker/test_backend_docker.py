@@ -35,7 +35,7 @@ Containers = Callable[[], list[Any]]
 @pytest.fixture
 def containers(scratch: Path) -> Iterator[Containers]:
     """The engine's containers of this test's scratch folder, in any state."""
-    from ramify.sandboxes.backends.docker.engine import connect
+    from ramify.sandboxes.backends.docker.connection import connect
 
     client = connect()
     label = f"{SCRATCH}={scratch.resolve()}"

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from ramify.sandboxes.backends.docker import backend
+from ramify.sandboxes.backends.docker import container_link
 from ramify.sandboxes.backends.docker.engine import End, Engine, Plan
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.errors import WorldStartFailed
@@ -40,9 +40,9 @@ class Silent:
 async def test_ended_and_slow_containers_get_different_errors(
     pid: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(container_link, "PATIENCE_S", 0.3)
     engine = Silent(pid)
     plan = Plan("image", "name", [], {}, {}, False, Limits())
     with pytest.raises(WorldStartFailed, match=why):
-        await backend.launch(cast(Engine, engine), plan, tmp_path)
+        await container_link.launch(cast(Engine, engine), plan, tmp_path)
     assert engine.removed == ["name"]

@@ -55,7 +55,7 @@ def test_a_portable_python_runs_without_the_hosts_libraries(tmp_path: Path) -> N
     portable_python = make_portable_python(tmp_path / "python")
     (tmp_path / "python" / "lib" / portable_python.standard.name).rmdir()
     (tmp_path / "python" / "lib" / portable_python.standard.name).symlink_to(portable_python.standard)
-    command = [part.replace(PLACE, str(portable_python.folder)) for part in portable_python.command[:-2]]
+    command = [part.replace(PLACE, str(portable_python.folder)) for part in portable_python.running("container")[:-2]]
     program = "import sys, ctypes, socket; print(sys.prefix); print(open('/proc/self/maps').read())"
     done = subprocess.run([*command, "-c", program], capture_output=True, text=True, check=True, env={})
     prefix, *maps = done.stdout.splitlines()

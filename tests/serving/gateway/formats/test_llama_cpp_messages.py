@@ -31,7 +31,7 @@ def part(kind: str, **more: Any) -> dict[str, Any]:
         ({"role": "user", "content": [{"text": "x"}]}, "with a type"),
         (part("text"), "needs a text"),
         (part("refusal", text="x"), "needs a refusal"),
-        (part("image_url", image_url={"url": "http://127.0.0.1:9/x"}), "'image_url' is not supported"),
+        (part("image_url", image_url={"url": "http://127.0.0.1:9/x"}), "images are not supported"),
         (part("video_url", video_url={"url": "x"}), "'video_url' is not supported"),
         (part("input_audio", input_audio={}), "'input_audio' is not supported"),
         (part("file", file={"file_id": "f"}), "'file' is not supported"),

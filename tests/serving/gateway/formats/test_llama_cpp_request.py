@@ -13,6 +13,8 @@ from ramify.serving.gateway.formats.llama_cpp_request import (
     text_for_llama_cpp,
     without_prefill,
 )
+from ramify.serving.gateway.formats.messages import chat_of_messages
+from ramify.serving.gateway.formats.responses import chat_of_response
 from ramify.serving.protocol.agent_hints import without_hints
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -203,6 +205,16 @@ def test_fields_without_effect_are_left_out() -> None:
     idle |= {"priority": 0, "id_slot": -1, "slot_id": -1}
     assert chat_for_llama_cpp({**ASK, **idle, "seed": 1}) == {**ASK, "seed": 1}
     assert text_for_llama_cpp({"prompt": "a", "suffix": "", "metadata": {}}) == {"prompt": "a"}
+
+
+def test_empty_lists_ask_for_nothing() -> None:
+    """Clients send them where they have nothing to send, as Anthropic's and OpenAI's APIs allow."""
+    empty: dict[str, Any] = {"functions": [], "tools": [], "invented": []}
+    assert chat_for_llama_cpp({**ASK, **empty, "seed": 1}) == {**ASK, "seed": 1}
+    assert chat_of_messages({**ASK, "max_tokens": 1, "mcp_servers": [], "tools": []})["max_tokens"] == 1
+    assert chat_of_response({"input": "hi", "tools": [], "invented": []}) == {"messages": ASK["messages"]}
+    with pytest.raises(ApiError, match="messages"):
+        chat_for_llama_cpp({**ASK, "messages": []})
 
 
 def test_null_is_no_shape_of_an_answer() -> None:

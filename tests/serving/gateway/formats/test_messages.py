@@ -232,7 +232,7 @@ async def test_errors_have_anthropics_shape() -> None:
         ({"messages": [{"role": "system", "content": "hi"}]}, "messages"),  # and nothing else
         ({"messages": [{"role": "alien", "content": "hi"}]}, "messages"),
         ({"messages": []}, "messages"),
-        ({"mcp_servers": []}, "mcp_servers"),
+        ({"mcp_servers": [{"type": "url", "url": "http://a", "name": "a"}]}, "mcp_servers"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": {"type": "all"}}, "tool_choice"),
         ({"thread": {"type": "create"}}, "thread"),
