@@ -290,6 +290,8 @@ async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, 
         journal.unwinds = True
         task.cancel()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # that of its last commits has the same cause; asyncio would print one that nobody took
         raise
     if asked and task.cancelled():
         raise RunCancelled(f"run {run} was cancelled: `ramify resume {run}` continues it", run_id=run)
