@@ -159,15 +159,20 @@ class PlanForCode:
     found: CodeDiff
     adopt: Adopt | None = None  # set if the plan is not the run's own
     is_stored: bool = False  # as the run's row has it: nothing has moved since
+    amended: Plan | None = None  # what the run's row is to have, if its steps have other parameters now
 
 
 def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = False) -> PlanForCode:
     """The plan to resume a run with. Raises `WorkflowChanged` if the code has changed and nobody accepted that."""
+    from ramify.compiler.plan_matching import with_current_parameters
+
     plan = Plan.from_json(record.plan_json)
     found = since(plan, workflow)
     if not found.workflow:
-        now = _where_it_stands(plan, found, record)
-        return PlanForCode(now, found.digests, found, is_stored=now is plan)
+        amended = with_current_parameters(plan, found.spec)
+        now = _where_it_stands(amended, found, record)
+        differs = None if amended is plan else amended
+        return PlanForCode(now, found.digests, found, is_stored=now is plan, amended=differs)
     if found.unpatched is not None:
         return _patched(record, plan, workflow, found)
     if not accept:

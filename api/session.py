@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
 
 
-_STILL_USED = "their recorded results are still used, unless their parameters have other names now"
+_STILL_USED = "their recorded results are still used, unless their parameters are in another order"
 
 
 class Runtime(RecordedRuns):
@@ -331,6 +331,7 @@ class Runtime(RecordedRuns):
         if record.status is RunStatus.DONE and back_to is None:
             await self.store_answers_of(record, given, "Runtime.resume")
             return codec.decode(record.result_json or "null")
+        stored = record.plan_json
         stands = standing(record, workflow, accept=accept_changes)
         if stands.adopt is None:
             self._report_changed_steps(record, stands.found)
@@ -356,6 +357,7 @@ class Runtime(RecordedRuns):
             plan=stands.plan,
             code=stands.digests,
             adopt=stands.adopt,
+            amended=None if stands.amended is None else (stored, stands.amended.to_json()),
         )
 
     def _report_changed_steps(self, record: RunRecord, found: CodeDiff) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NewType
 
 PLAN_VERSION = 10
 PLACES_VERSION = 6  # since this version, plans state the places of operations, and digests fit each version of Python
+PARAMETERS_VERSION = 10  # since this version, plans state the parameters of steps
 PREFIX = "prefix"  # attribute of the operation whose first model call is hinted at when the run begins
 ADDED = "added"  # attribute of an operation that was added to the plan when a change of the code was accepted
 CHANGED = "changed"  # attribute of an operation that is reached through code that was changed since it was recorded
@@ -187,7 +188,7 @@ class StepPlan:
     code_digest: str = ""
     why: str = ""  # how the effect is known: "declared", "takes a Sandbox", …
     in_fork: bool = False  # irreversible, and declared allowed in a branch that may be dropped
-    parameters: tuple[str, ...] = ()  # those given by position, by whose names a journal knows them; (): unknown
+    parameters: tuple[str, ...] = ()  # by the names that a journal knows (`step_parameters`); in older plans: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ramify.compiler.plan import (
     ACCEPTED,
     ADDED,
     CHANGED,
+    PARAMETERS_VERSION,
     PLACES_VERSION,
     PLAN_VERSION,
     OpId,
@@ -31,6 +32,7 @@ from ramify.compiler.plan import (
     Site,
 )
 from ramify.compiler.spec import Spec
+from ramify.compiler.step_parameters import carried_over
 
 _ID_ATTRS = ("fork", "during", "forks", "base", "dies")  # attributes that hold ids of operations
 _PLACED = (OpKind.RUN, OpKind.CALL_LLM, OpKind.FORK, OpKind.MERGE, OpKind.BREAK)
@@ -165,8 +167,26 @@ def _by_identity(ops: Iterable[PlanOp]) -> dict[str, list[PlanOp]]:
 def with_recorded_parameters(now: Plan, stored: Plan) -> Plan:
     """Return the current plan with the names of parameters by which a journal under the stored plan knows them."""
     known = {step.name: step.parameters for step in stored.steps}
-    steps = (replace(step, parameters=known.get(step.name, step.parameters)) for step in now.steps)
+    steps = (
+        replace(step, parameters=_recorded(known[step.name], step.parameters, stored)) if step.name in known else step
+        for step in now.steps
+    )
     return replace(now, steps=tuple(steps))
+
+
+def with_current_parameters(stored: Plan, spec: Spec) -> Plan:
+    """Return a stored plan with the parameters that steps have in code with the same digest. They keep the names by
+    which a journal knows them. Where it is uncertain which is which, the journal goes on with the names of now."""
+    found = {step.name: step.parameters for step in spec.steps}
+    steps = tuple(
+        replace(step, parameters=_recorded(step.parameters, found[step.name], stored)) if step.name in found else step
+        for step in stored.steps
+    )
+    return stored if steps == stored.steps else replace(stored, steps=steps)
+
+
+def _recorded(then: tuple[str, ...], now: tuple[str, ...], stored: Plan) -> tuple[str, ...]:
+    return carried_over(then, now) if stored.version >= PARAMETERS_VERSION else then
 
 
 def with_stored_ids(

@@ -95,7 +95,7 @@ class StepSpec:
     files: FileAccess | None = None  # None: anything
     prefix: Prefix | None = None  # of the first model call in its code
     worldless: bool = False  # it certainly leaves its world alone; pure steps have none
-    parameters: tuple[str, ...] = ()  # those that may be given by position, without the Sandbox; of a node: none
+    parameters: tuple[str, ...] = ()  # as `step_parameters` writes them; of a node: none
 
 
 # Items of a function's body

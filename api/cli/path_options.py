@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 
 class NamedPath(click.Path):
-    """Refuses "", the value of an unset variable, which would be the current folder."""
+    """Refuses "", the value of an unset variable, which would be the current folder, and links without end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value, param, ctx) if value else self.fail("the name is empty", param, ctx)
+        if not value:
+            self.fail("the name is empty", param, ctx)
+        try:
+            Path(value).resolve()
+        except RuntimeError:  # before Python 3.13, which fails where the path is used
+            self.fail(f"{value}: a link that leads to itself", param, ctx)
+        except (OSError, ValueError):  # said where the path is used
+            pass
+        return super().convert(value, param, ctx)

@@ -13,13 +13,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from ramify.compiler.plan import Effect, OpId
+from ramify.compiler.plan import Effect, OpId, Plan
 from ramify.runtime.codec import codec
+from ramify.runtime.effects.argument_names import (
+    HasParameters,
+    arguments_now,
+    as_recorded,
+    by_names_in_plan,
+)
 from ramify.runtime.errors import (
     CompensationFailed,
     EffectInDoubt,
@@ -72,7 +78,7 @@ class Outside:
     in_fork: InFork = InFork.REFUSE
 
 
-class EffectfulStep(Protocol):
+class EffectfulStep(HasParameters, Protocol):
     """The part of a step's definition that says how it deals with the outside world."""
 
     @property
@@ -111,14 +117,30 @@ class Fence:
     step: str
     key: str
     branch: BranchPath
-    arguments: str  # encoded
+    arguments: str  # encoded, by the names of now
     outside: Outside
     op: OpId
     foreseen: bool = True  # the plan with which the run began contains the operation
     once: bool = False  # a branch calls the operation at most once
     was_changed: bool = False  # a change of the code was accepted since the run began
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # those of the plan, of parameters that have other names now
     from_main: bool = False  # the workflow's own function called it, not a task or thread that it started
+
+    @property
+    def recorded(self) -> str:
+        """The arguments as the ledger of effects has them."""
+        return by_names_in_plan(self.arguments, self.names)
+
+    def _as_recorded(self) -> list[str]:
+        """Return the arguments as the ledger may have them: parameters may have been added since."""
+        return list(as_recorded(self.recorded, self._recorded_defaults))
+
+    @property
+    def _recorded_defaults(self) -> frozenset[str]:
+        return frozenset(self.names.get(name, name) for name in self.defaults)
 
     @property
     def idempotency_key(self) -> str:
@@ -162,7 +184,7 @@ class Fence:
         return None
 
     def _refuse_equal(self) -> None:
-        equal = self.journal.unreached_effect(self.key, self.step, self.arguments)
+        equal = self.journal.unreached_effect(self.key, self.step, self._as_recorded())
         if equal is None:
             return
         raise self.journal.stop(
@@ -214,11 +236,12 @@ class Fence:
             "Bring back what gave the call its arguments (a new parameter may have a default), or keep it for runs "
             "in flight under `if not ramify.patched(...)`"
         )
-        before, now = json.loads(effect.args_json), json.loads(self.arguments)
-        if before.keys() != now.keys():
+        before, now = json.loads(effect.args_json), json.loads(self.recorded)
+        defaults, added = self._recorded_defaults, now.keys() - before.keys()
+        differ = [name for name in now if name in before and not _is_equal(before[name], now[name])]
+        if before.keys() - now.keys() or added - defaults or (added and defaults.issuperset(differ)):
             return f"the step took {_listed(before)} then, and takes {_listed(now)} now", restore
-        differ = [name for name in now if not codec.is_same(*(json.dumps(given[name]) for given in (before, now)))]
-        if differ and self.defaults.issuperset(differ):
+        if differ and defaults.issuperset(differ):
             return f"the defaults of {_listed(differ)} have changed", restore
         if not differ or not (self.once or self._is_left_out(effect, shares=len(differ) < len(now))):
             return None
@@ -339,7 +362,7 @@ class Fence:
         if (self.branch == ROOT and not fenced) or self.outside.in_fork is InFork.LEAVE:
             return None
         if self.outside.in_fork is InFork.RECORDED:
-            same = self.journal.effect_like(self.step, self.arguments)
+            same = self.journal.effect_like(self.step, self._as_recorded())
             if same is not None and same.result_json is None:
                 raise EffectRefused(
                     f"step {self.step!r} was done for these arguments on branch {same.branch} of run {same.run_id}, "
@@ -371,7 +394,7 @@ class Fence:
             branch=self.branch,
             status=EffectStatus.INTENDED,
             idempotency_key=self.idempotency_key,
-            args_json=self.arguments,
+            args_json=self.recorded,
             intended_at=self.clock(),
             note="" if before is None or not doubtful else before.note or KILLED,  # of the previous attempt
             attempt=1 if before is None else before.attempt + 1,
@@ -386,12 +409,20 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
-async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, clock: Callable[[], float]) -> None:
+def _is_equal(one: Any, other: Any) -> bool:
+    return codec.is_same(json.dumps(one), json.dumps(other))
+
+
+async def compensate(
+    journal: Journal, effect: EffectRecord, step: EffectfulStep, plan: Plan, clock: Callable[[], float]
+) -> None:
     """Undo one effect with its step's `compensate` hook. After a kill the hook is called again.
 
     The hook gets None for a result that was not stored. Raises `CompensationFailed` if the hook raises.
     """
-    arguments = codec.decode(effect.args_json)
+    hook = step.outside.compensate
+    assert hook is not None
+    arguments = arguments_now(effect.args_json, plan, step)
     try:
         await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
     except Exception as error:

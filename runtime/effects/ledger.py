@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from ramify.compiler.plan import OpId, OpKind
+from ramify.compiler.plan import OpId, OpKind, Plan
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.effects.fence import EffectfulStep, compensate
 from ramify.runtime.errors import AmbiguousRef, RunError, RunNotFound
@@ -138,16 +138,17 @@ async def undo(services: LedgerServices, record: RunRecord, steps: Mapping[str, 
             clock=services.clock,
             emit=services.emit,
         )
+        plan = Plan.from_json(record.plan_json)
         done_at = {row.key: row.seq for row in ops}
         try:
             for effect in sorted(_recalled(ledger), key=lambda e: done_at.get(e.key, math.inf), reverse=True):
-                hook = _step_of(effect, steps).outside.compensate
-                if hook is None:
+                step = _step_of(effect, steps)
+                if step.outside.compensate is None:
                     raise RunError(
                         f"the effect of step {effect.step!r} of run {record.id} is to be undone, but the step has no "
                         f"compensate hook any more: give it one, then `ramify resume {record.id}`"
                     )
-                await compensate(journal, effect, hook, services.clock)
+                await compensate(journal, effect, step, plan, services.clock)
         finally:
             journal.close()
 

@@ -82,6 +82,7 @@ async def drive(
     plan: Plan | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
     adopt: Adopt | None = None,
+    amended: tuple[str, str] | None = None,
 ) -> Any:
     """Run the workflow from the end of its journal to its end, and return its result.
 
@@ -89,6 +90,7 @@ async def drive(
     plan: that of the record, if it was read already.
     code: digests of steps that changed since the plan was made; their recorded results are not reused.
     adopt: makes the plan of changed code, which replaces the run's plan.
+    amended: the run's plan as it was read, and as it is with the parameters that its steps have now.
 
     Raises `RunFailed` or `StepFailed`, and `RunWaiting` if the workflow asks a question that is not answered yet.
     """
@@ -103,6 +105,8 @@ async def drive(
         waited = record.status is RunStatus.WAITING  # then the workflow caught all failures recorded so far
         record, resumed = await _reopen(services, record, new_deadline_s)
         elsewhere = [e for run in ancestor_runs(ops) for e in await store.effects(run)]
+        if amended is not None and now.plan_json == amended[0]:
+            await store.commit(record.id, update=RunUpdate(plan_json=amended[1]))
         if adopt is not None:
             record, ops = await _adopt_plan(services, record, ops, llm, adopt(ops, llm, ledger))
         first = next(one for one in found.checkpoints if one.seq == 0)
@@ -288,6 +292,8 @@ async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, 
         journal.unwinds = True
         task.cancel()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # that of its last commits has the same cause; asyncio would print one that nobody took
         raise
     if asked and task.cancelled():
         raise RunCancelled(f"run {run} was cancelled: `ramify resume {run}` continues it", run_id=run)

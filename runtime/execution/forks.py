@@ -199,7 +199,7 @@ class Fork(Generic[T]):
         for effect in reversed(run.journal.effects_under(branch)):
             step = run.steps.get(effect.step)
             if effect.status is EffectStatus.DONE and step is not None and step.outside.compensate is not None:
-                await compensate(run.journal, effect, step.outside.compensate, run.clock)
+                await compensate(run.journal, effect, step, run.plan, run.clock)
 
 
 class Branch(Generic[T]):

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ramify.compiler.plan import ADDED, UNORDERED, Effect, OpId, OpKind, PlanOp
@@ -28,7 +28,6 @@ from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import in_thread
 
-_BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 
 
@@ -88,14 +87,8 @@ def _signature(function: Callable[..., Any], left_out: str | None = None) -> ins
 def _positional(function: Callable[..., Any], left_out: str | None) -> tuple[str, ...] | None:
     """Return the names of the parameters if all of them may be given by position, and no others."""
     parameters = _signature(function, left_out).parameters
-    return tuple(parameters) if all(one.kind in _BY_POSITION for one in parameters.values()) else None
-
-
-@functools.lru_cache(maxsize=1024)
-def names_by_position(function: Callable[..., Any], left_out: str | None) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the names of the parameters that may be given by position, and those of all parameters."""
-    parameters = _signature(function, left_out).parameters
-    return tuple(name for name, one in parameters.items() if one.kind in _BY_POSITION), frozenset(parameters)
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(parameters) if all(one.kind in by_position for one in parameters.values()) else None
 
 
 async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,6 +140,9 @@ class StepCall:
     args_digest: str
     encoded: Encoded  # the arguments: each attempt gets a copy of its own, unless all are `plain`
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # those of the plan, of parameters that have other names now
     plain: Mapping[str, Any] | None = None  # the arguments, if none of them can be changed
     from_main: bool = False  # the workflow's own task or thread called it
     aside: bool = False  # it only reads, in a separate world on its branch's snapshot
@@ -164,7 +160,7 @@ class StepCall:
         named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
         foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs and not run.was_changed
         fence = Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, run.was_changed)
-        return replace(fence, defaults=self.defaults, from_main=self.from_main)
+        return replace(fence, defaults=self.defaults, names=self.names, from_main=self.from_main)
 
     @property
     def is_once(self) -> bool:

@@ -16,6 +16,7 @@ from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.codec.return_types import refuse_unstorable_return
+from ramify.runtime.effects.argument_names import names_in_plan
 from ramify.runtime.errors import (
     Diverged,
     EffectInDoubt,
@@ -95,12 +96,15 @@ def begin_step(
     bound, defaults = bind_with_defaults(step, args, kwargs)
     plain = bound if all(map(is_plain, bound.values())) else None
     encoded = Encoded(bound, f"step {step.name!r}: arguments", unicode=True)
-    args_digest = recorded_digest(scope, step, op, bound, defaults, encoded)
+    names = names_in_plan(scope.run.plan, step)
+    args_digest = recorded_digest(scope, op, bound, defaults, encoded, names)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     refuse_untold_call(scope, step, op, key)
     caller = asyncio.current_task()
     from_main = is_in_own_thread() or (scope.run.asking is not None and scope.run.asking.is_main(caller))
-    performing = _perform(StepCall(scope, step, op, key, args_digest, encoded.compact(), defaults, plain, from_main))
+    given = encoded.compact()
+    call = StepCall(scope, step, op, key, args_digest, given, defaults, names, plain, from_main)
+    performing = _perform(call)
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
     scope.run.waits.watch(caller)

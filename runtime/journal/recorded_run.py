@@ -304,9 +304,9 @@ class RecordedRun:
             self._layouts = RecordedLayouts.of(chain((self._run.args_json,), results, arguments))
         return self._layouts
 
-    def _with_arguments(self, effects: Iterable[EffectRecord], args_json: str) -> EffectRecord | None:
-        """Return the first of the effects that has these arguments, or None."""
-        texts = [args_json, *self.earlier_texts(args_json)]
+    def _with_arguments(self, effects: Iterable[EffectRecord], given: Iterable[str]) -> EffectRecord | None:
+        """Return the first of the effects that has one of these arguments, or None."""
+        texts = [text for one in given for text in (one, *self.earlier_texts(one))]
         return next((one for one in effects if any(is_same_by_names(one.args_json, text) for text in texts)), None)
 
     def has_place(self, *parts: str) -> bool:
@@ -356,14 +356,14 @@ class RecordedRun:
         """Return the effect of the step with that key, or None."""
         return self._effects.get(key)
 
-    def effect_like(self, step: str, args_json: str) -> EffectRecord | None:
+    def effect_like(self, step: str, given: Iterable[str]) -> EffectRecord | None:
         """Return a DONE effect of the same step with the same arguments, in this run or the runs it was forked
-        from."""
+        from. `given`: the texts by which the ledger may know them."""
         every = chain(self._effects.values(), self._elsewhere)
         done = (e for e in every if e.step == step and e.status is EffectStatus.DONE)
-        return self._with_arguments(done, args_json)
+        return self._with_arguments(done, given)
 
-    def unreached_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
+    def unreached_effect(self, key: str, step: str, given: Iterable[str]) -> EffectRecord | None:
         """Return an effect of the same step with the same arguments that took place, or may have, and that the
         workflow has not reached in this process; None if there is none.
 
@@ -377,7 +377,7 @@ class RecordedRun:
             if effect.step == step and effect.status in HAPPENED and effect.key not in self._asked
             if effect.key.rpartition("|")[0] != place
         )
-        return self._with_arguments(unreached, args_json)
+        return self._with_arguments(unreached, given)
 
     def unreached_effects_at(self, branch: BranchPath, op: OpId) -> Iterator[EffectRecord]:
         """Yield the effects of one operation on one branch that took place, or may have, and that the workflow has

@@ -9,10 +9,10 @@ reports, so the tables are not declared again. The methods are coroutines like R
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import RunNotFound, StoreError
@@ -58,6 +58,23 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("the coroutine awaited something other than a Reader")
 
 
+class OfRun(Protocol):
+    """A row of a run."""
+
+    @property
+    def run_id(self) -> RunId: ...
+
+
+Row = TypeVar("Row", bound=OfRun)
+
+
+def _by_run(found: Iterable[Row]) -> dict[RunId, list[Row]]:
+    of = dict[RunId, list[Row]]()
+    for row in found:
+        of.setdefault(row.run_id, []).append(row)
+    return of
+
+
 class Reader:
     """Reads a database, which must exist and be at the present version, over one connection. cuts: of long arguments
     and results only the beginning is read (`cut_texts`)."""
@@ -92,6 +109,17 @@ class Reader:
         """As `RunStore.journal`."""
         ops = self._records(plain_queries.of_run("ops"), plain_queries.since(run_id, 0), rows.op_record, cuts=cuts)
         return ops, await self.llm(run_id)
+
+    async def without_texts(
+        self,
+    ) -> list[tuple[RunRecord, list[OpRecord], list[CheckpointRecord], list[EffectRecord]]]:
+        """Return all runs with their rows, newest first. Their arguments and results are not read."""
+        runs = self._records("SELECT * FROM runs ORDER BY n DESC", (), rows.run_record, cuts=True)
+        ops = _by_run(self._records("SELECT * FROM ops ORDER BY seq, n", (), rows.op_record, texts=False))
+        made = self._records("SELECT * FROM checkpoints ORDER BY seq, n", (), rows.checkpoint_record)
+        effects = self._records("SELECT * FROM effects ORDER BY n", (), rows.effect_record, texts=False)
+        checkpoints, ledger = _by_run(made), _by_run(effects)
+        return [(run, ops.get(run.id, []), checkpoints.get(run.id, []), ledger.get(run.id, [])) for run in runs]
 
     async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
         return self._of_run("ops", run_id, rows.op_record, after)
@@ -170,28 +198,34 @@ class Reader:
         return self._records(plain_queries.of_run(table), plain_queries.since(run_id, after), make)
 
     def _records(
-        self, query: str, values: Sequence[object], make: Callable[[rows.Row], T], *, cuts: bool = False
+        self,
+        query: str,
+        values: Sequence[object],
+        make: Callable[[rows.Row], T],
+        *,
+        cuts: bool = False,
+        texts: bool = True,
     ) -> list[T]:
+        """`cuts`: of long arguments and results only the beginning is read. `texts`: False puts JSON's null in place
+        of each text."""
         left = plain_queries.ATTEMPTS
         try:
             while True:
                 found = self._rows(query, values)
                 left -= 1
                 try:
-                    texts = self._texts_of(found, cuts=cuts or self._cuts)
+                    known = self._texts_of(found, cuts=cuts or self._cuts) if texts else _nulls_for(found)
                 except KeyError:
                     if left:
                         continue
                     raise
-                return [make(row) for row in rows.with_texts(found, texts)]
+                return [make(row) for row in rows.with_texts(found, known)]
         except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     def _texts_of(self, found: list[dict[str, Any]], *, cuts: bool) -> Mapping[Digest, str]:
-        """Return the texts that the rows of one query name, and take `n` out of the rows."""
-        for row in found:
-            del row["n"]
-        names = rows.names_in(found)
+        """Return the texts that the rows of one query name. The rows lose `n`."""
+        names = _names_in(found)
         cut: Mapping[Digest, str] = {}
         if cuts:
             cut = cut_texts(names & rows.values_in(found), self._rows, on_server=self.address.file is None)
@@ -227,6 +261,17 @@ class Reader:
             newer = _current(self.address)
             self.connection.close()
             self.connection = newer
+
+
+def _names_in(found: list[dict[str, Any]]) -> set[Digest]:
+    """Return the names of the texts of these rows, and take `n` out of the rows."""
+    for row in found:
+        del row["n"]
+    return rows.names_in(found)
+
+
+def _nulls_for(found: list[dict[str, Any]]) -> Mapping[Digest, str]:
+    return dict.fromkeys(_names_in(found), "null")
 
 
 @contextmanager

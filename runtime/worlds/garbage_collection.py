@@ -275,11 +275,16 @@ class EvictionMarks:
             (self._folder / id).unlink(missing_ok=True)
 
 
-async def histories(store: RunStore | Reader) -> list[RunHistory]:
-    return [
-        RunHistory(run, await store.ops(run.id), await store.checkpoints(run.id), await store.effects(run.id))
-        for run in await store.runs()
-    ]
+async def histories(reader: Reader) -> list[RunHistory]:
+    """Return what decides about snapshots, of all runs. Arguments and results are not read."""
+    return [RunHistory(*rows) for rows in await reader.without_texts()]
+
+
+def _histories_in(store: RunStore) -> list[RunHistory]:
+    from ramify.runtime.store.reader import at_once, reading
+
+    with reading(store.address) as reader:
+        return at_once(histories(reader))
 
 
 async def collect(
@@ -303,7 +308,7 @@ async def collect(
     the lock, so call it in a process of its own. wait: False raises `BlockingIOError` instead of waiting.
     """
     with pins.collecting(wait=wait):
-        every, kept = [] if store is None else await histories(store), pins.kept() | named()
+        every, kept = [] if store is None else _histories_in(store), pins.kept() | named()
         alive = living(every)
         alive.stay(kept)
         marked = marks.all()

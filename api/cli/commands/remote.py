@@ -221,7 +221,7 @@ def collect_remote(home: Home, dry_run: bool, as_json: bool) -> None:
     from ramify.fork_engine.remote.collection import collect
 
     with _opened(home) as remote:
-        done = collect(remote, run_async(_kept(home)), dry_run=dry_run)
+        done = collect(remote, _kept(home), dry_run=dry_run)
     if as_json:
         keys = ("unnamed", "condemned", "deleted", "bytes", "waiting")
         say_json({key: getattr(done, key) for key in keys})
@@ -232,15 +232,14 @@ def collect_remote(home: Home, dry_run: bool, as_json: bool) -> None:
         say(f"{count(done.waiting, 'object')} that no home names: a call in a day deletes what is still unnamed")
 
 
-async def _kept(home: Home) -> set[SnapshotId]:
+def _kept(home: Home) -> set[SnapshotId]:
     """Every snapshot that this home's runs, worlds, tags and images name."""
     from ramify.images.catalogue import Catalogue
     from ramify.runtime.worlds.garbage_collection import histories, living
 
     kept = _references(home).snapshots() | Catalogue(paths.images(home.folder)).snapshots()
     if home.has_runs:
-        async with home.store() as store:
-            kept |= living(await histories(store)).all
+        kept |= living(home.read(histories)).all
     return kept
 
 

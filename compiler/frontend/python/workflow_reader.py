@@ -7,7 +7,6 @@ the changed code, in the text or in a loop around it. Different arms of a condit
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -37,6 +36,7 @@ from ramify.compiler.frontend.python.step_checks import (
 from ramify.compiler.frontend.python.world_access import may_use_a_world, refuse_held_worlds
 from ramify.compiler.plan import PLAN_VERSION, Effect
 from ramify.compiler.spec import Spec, StepSpec
+from ramify.compiler.step_parameters import parameters_of
 
 
 def read_workflow(
@@ -130,13 +130,10 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
 
 
 def _parameters(code: Callable[..., Any], sandbox: str | None) -> tuple[str, ...]:
-    """Return the names of the parameters that may be given by position, without that of the Sandbox."""
     try:
-        parameters = inspect.signature(code).parameters.values()
+        return parameters_of(code, sandbox)
     except (NameError, TypeError, ValueError):  # an object that replaces the signature may raise them
         return ()
-    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(one.name for one in parameters if one.kind in by_position and one.name != sandbox)
 
 
 # Which steps a change of the workflow's own code may affect

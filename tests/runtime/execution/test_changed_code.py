@@ -59,7 +59,7 @@ async def flow() -> str:
     return await third(text)
 """
 
-STILL_USED = "their recorded results are still used, unless their parameters have other names now"
+STILL_USED = "their recorded results are still used, unless their parameters are in another order"
 
 
 @pytest.fixture

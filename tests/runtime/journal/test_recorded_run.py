@@ -36,6 +36,6 @@ def test_an_effect_is_not_found_by_the_items_of_a_named_tuple_in_another_order()
         SimpleNamespace(id="r", args_json="null", created_at=0.0, consumed_s=0.0),
         [taken("b", "a"), taken("a", "b")],
     )
-    assert recorded(run, *effects).effect_like("take", codec.encode({"way": Way(src="a", dst="b")})) is effects[1]
-    assert recorded(run, *effects).effect_like("take", codec.encode({"way": Way(src="b", dst="a")})) is effects[0]
-    assert recorded(run, *effects).effect_like("take", codec.encode({"way": Way(src="b", dst="c")})) is None
+    assert recorded(run, *effects).effect_like("take", [codec.encode({"way": Way(src="a", dst="b")})]) is effects[1]
+    assert recorded(run, *effects).effect_like("take", [codec.encode({"way": Way(src="b", dst="a")})]) is effects[0]
+    assert recorded(run, *effects).effect_like("take", [codec.encode({"way": Way(src="b", dst="c")})]) is None

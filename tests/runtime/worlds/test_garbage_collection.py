@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -21,7 +21,16 @@ from ramify.fork_engine.gc_pins import Pins
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot, SnapshotId
 from ramify.runtime.records import CheckpointId
-from ramify.runtime.worlds.garbage_collection import Candidate, Collected, EvictionMarks, LiveStates, choose, collect
+from ramify.runtime.store.reader import Reader, at_once, reading
+from ramify.runtime.worlds.garbage_collection import (
+    Candidate,
+    Collected,
+    EvictionMarks,
+    LiveStates,
+    choose,
+    collect,
+    histories,
+)
 from ramify.sandboxes.host.agent_world import AgentWorld
 
 
@@ -51,6 +60,28 @@ async def fsck_agrees(runtime: Runtime) -> None:
     expected = await runtime.store.live_snapshots() - EvictionMarks(paths.evicted(runtime.home)).all()
     report = runtime.snapshots.fsck(expected=expected)
     assert report.status == 0 and not report.problems, report.problems
+
+
+async def test_runs_are_read_together_without_their_results(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home may have thousands of runs, with results of any size, and nobody commits a snapshot meanwhile."""
+    asked, whole = list[str](), Reader._rows
+
+    def rows(reader: Reader, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+        asked.append(query)
+        return whole(reader, query, values)
+
+    monkeypatch.setattr(Reader, "_rows", rows)
+    counts = []
+    for _ in range(3):
+        await runtime.run(reuse_app.tools, "a", workspace=workspace)
+        asked.clear()
+        await gc(runtime)
+        counts.append(len(asked))
+    assert counts == counts[:1] * 3
+    with reading(runtime.store.address) as reader:
+        assert {row.result_json for one in at_once(histories(reader)) for row in one.ops} <= {None, "null"}
 
 
 async def test_snapshots_that_rows_name_are_kept(runtime: Runtime, workspace: Path) -> None:
