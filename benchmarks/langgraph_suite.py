@@ -187,7 +187,7 @@ class _Suite:
     def write_files(self) -> None:
         """Make every function node and task write a file of its own before its code runs."""
         from ramify import current_sandbox
-        from ramify.runtime.langgraph.node.world_node import Code
+        from ramify.runtime.langgraph.node.node_code import Code
 
         run, arun = Code.run, Code.arun
         names = (f"written-{number}" for number in itertools.count())

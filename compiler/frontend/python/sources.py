@@ -7,6 +7,7 @@ can be read as if the patch did not exist. Reading source files is the only I/O 
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -108,7 +109,7 @@ class Sources:
         self.minor, self.without = minor, without
         self._trees: dict[str, ast.Module] = {}
         self._texts: dict[str, str] = {}
-        self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
+        self._definitions: dict[str, dict[tuple[str, int], list[Definition]]] = {}
         self._rebound: dict[str, frozenset[str]] = {}
         self._analyses: dict[Callable[[Sources], Any], Any] = {}
         # caches of `modules`: by function, and by file
@@ -187,12 +188,16 @@ class Sources:
         except SyntaxError as error:
             raise SourceError(f"{path} does not parse: {error}", where=where, mend="correct the file") from error
         if path not in self._definitions:
-            self._definitions[path] = {
-                (getattr(node, "name", "<lambda>"), _first_line(node)): node
-                for node in nodes_in(tree)
-                if isinstance(node, Definition)
-            }
-        found = self._definitions[path].get((code.co_name, code.co_firstlineno))
+            definitions = self._definitions[path] = {}
+            for node in nodes_in(tree):
+                if isinstance(node, Definition):
+                    key = getattr(node, "name", "<lambda>"), _first_line(node)
+                    definitions.setdefault(key, []).append(node)
+        here = self._definitions[path].get((code.co_name, code.co_firstlineno), [])
+        found = here[-1] if here else None
+        if len(here) > 1 and (found := _lambda_of(code, here)) is None:
+            what = f"several functions called {function.__qualname__} begin on that line, and Python keeps no columns"
+            raise SourceError(what, where=where, mend="put each on a line of its own, or unset PYTHONNODEBUGRANGES")
         if found is None:
             if not tree.body and path.endswith(".py"):  # only its bytecode was loaded
                 what = f"the source of {function.__qualname__} is missing: {path} is not there, empty or not readable"
@@ -209,6 +214,39 @@ def _bound_globals(function: Definition) -> set[str]:
     return declared & {
         node.id for node in nodes_in(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     }
+
+
+def _lambda_of(code: CodeType, lambdas: list[Definition]) -> Definition | None:
+    """Return which of several lambdas on one line has this code, by the columns of its instructions; None if the code
+    has no columns. A lambda in a lambda is the inner one."""
+    spans = [
+        ((line, column), (end_line, end_column))
+        for line, end_line, column, end_column in code.co_positions()
+        if line is not None and end_line is not None and column is not None and end_column is not None
+        if (line, column) != (end_line, end_column)  # an instruction without an expression
+    ]
+
+    def fit(node: Definition) -> tuple[int, tuple[int, int]]:
+        assert isinstance(node, ast.Lambda), "only lambdas share a name and a line"
+        body = node.body
+        first, last = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
+        return sum(first <= start and end <= last for start, end in spans), first
+
+    if spans:
+        return max(lambdas, key=fit)
+    # Python 3.12 keeps no columns of a constant
+    match [each for each in dis.get_instructions(code) if each.opname not in ("RESUME", "RETURN_VALUE")]:
+        case [dis.Instruction(opname="LOAD_CONST" | "RETURN_CONST", argval=value)]:
+            return next((node for node in lambdas if _constant(node) == repr(value)), None)
+    return None
+
+
+def _constant(function: Definition) -> str | None:
+    """Return the `repr` of what a lambda returns, if that is a constant."""
+    try:
+        return repr(ast.literal_eval(function.body)) if isinstance(function, ast.Lambda) else None
+    except ValueError:
+        return None
 
 
 def _first_line(node: Definition) -> int:

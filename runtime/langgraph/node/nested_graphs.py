@@ -24,7 +24,6 @@ from copy import copy
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import ParentCommand
 from langgraph.pregel import Pregel
 
@@ -42,6 +41,7 @@ from ramify.runtime.langgraph.thread.attempt import Attempt
 from ramify.runtime.langgraph.thread.channels import WorldChannel, instrumented_channels
 from ramify.runtime.langgraph.thread.positions import ENV
 from ramify.runtime.langgraph.thread.session import Invocation, Session
+from ramify.runtime.user_code.scope import scope_here
 
 Instrument = Callable[[Pregel[Any, Any, Any, Any], Session], dict[str, PregelNode]]
 
@@ -157,10 +157,10 @@ def intercepted_graphs() -> Iterator[None]:
 def _caller(graph: Any, config: RunnableConfig | None) -> Caller | None:
     if isinstance(graph, InstrumentedGraph):
         return None
-    found = ensure_config(config)[CONF].get(CALLER)
-    if found is None:  # a config that names a thread replaces the node's own, and not only its thread
-        found = (var_child_runnable_config.get() or {}).get(CONF, {}).get(CALLER)
-    return found if isinstance(found, Caller) else None
+    # A config that names a thread replaces the node's own, and not only its thread. A node that runs outside of its
+    # graph is not in the ambient config, where LangGraph has none.
+    found = [(config or {}).get(CONF, {}).get(CALLER), scope_here(), ensure_config(None)[CONF].get(CALLER)]
+    return next((each for each in found if isinstance(each, Caller)), None)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from ramify.runtime.langgraph.node.task_calls import Call, Calls
 from ramify.runtime.langgraph.node.task_config import CALLER, Reading, without_world_channel
 from ramify.runtime.langgraph.thread.attempt import Attempt, Ready
 from ramify.runtime.langgraph.thread.graph_run import GraphRun
-from ramify.runtime.langgraph.thread.portal import PortalFuture
+from ramify.runtime.langgraph.thread.portal import PortalFuture, PortalSandbox
 from ramify.runtime.langgraph.thread.positions import StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
 from ramify.runtime.user_code.call_sites import CallSite
@@ -171,6 +171,21 @@ class NodeExecution(Caller):
             return SyncSandbox(face, self.session.portal.loop)  # type: ignore[return-value]  # the blocking face of the same
         return face
 
+    @property
+    def id(self) -> str:
+        """LangGraph's id of the task."""
+        return self._reading.id
+
+    def lent(self, node: ExecutableNode) -> dict[str, Any]:
+        """Return the sandbox of this node, for another node that its code runs as a part of it."""
+        if node.parameter is None:
+            return {}
+        return self._given(self.attempt.face or self.session.portal.wait(self.attempt.sandbox()), node)
+
+    def _given(self, face: PortalSandbox, node: ExecutableNode) -> dict[str, Any]:
+        assert node.parameter is not None, "only for a node that takes a sandbox"
+        return {node.parameter: face if node.is_async else SyncSandbox(face, self.session.portal.loop)}
+
     def call_llm(self, requests: list[ChatRequest], site: CallSite, said: CallSLO) -> Awaitable[list[ChatResult]]:
         return PortalFuture(self.session.portal.submit(self.attempt.call_llm(requests, said)))
 
@@ -207,10 +222,7 @@ class NodeExecution(Caller):
                 tell_cached(loop, self._reading.id)
             self.served = hit[0], await self._done(hit[0], self._packed(hit[0]))
         elif self._node.parameter is not None:
-            face = await self.attempt.sandbox()
-            blocking = not self._node.is_async
-            given = SyncSandbox(face, self.session.portal.loop) if blocking else face
-            self.extra = {self._node.parameter: given}
+            self.extra = self._given(await self.attempt.sandbox(), self._node)
 
     def config(self, config: RunnableConfig | None) -> RunnableConfig:
         """Return the config for the node's own code, by which graphs and tasks that it starts find this node."""

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.pregel import Pregel
 
-from ramify.runtime.langgraph.compat import patch_configurable
+from ramify.runtime.langgraph.compat import ensure_config
 from ramify.runtime.langgraph.node.nested_graphs import intercepted_graphs
 from ramify.runtime.langgraph.node.node_execution import ExecutableNode, NodeExecution
-from ramify.runtime.langgraph.node.task_config import CALLER, alone
+from ramify.runtime.langgraph.node.task_config import alone
 from ramify.runtime.langgraph.thread.session import Session
 
 
@@ -38,48 +37,33 @@ class _Running:
     config: RunnableConfig
     value: Any = None  # what it returned, or streamed last
 
-    @property
-    def ambient(self) -> dict[str, Any]:
-        """By which graphs that the node's code starts find the node."""
-        return {CALLER: self.execution}
-
     def options(self, given: dict[str, Any]) -> dict[str, Any]:
         return given if self.execution.extra is None else {**given, **self.execution.extra}
-
-    @contextmanager
-    def in_scope(self) -> Iterator[None]:
-        """Run the node's code in this block. A stream enters it for each chunk, so that its caller is never in it."""
-        # the caller's own, and not the node's: LangGraph would add the node's callbacks to themselves
-        token = var_child_runnable_config.set(patch_configurable(var_child_runnable_config.get(), self.ambient))
-        try:
-            with self.execution:
-                yield
-        finally:
-            var_child_runnable_config.reset(token)
 
 
 def invoke(node: Node, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Any:
     with _run(node, input, config) as running:
-        with running.in_scope():
+        with running.execution:
             running.value = node.bound.invoke(input, running.config, **running.options(options))
         return running.value
 
 
 async def ainvoke(node: Node, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Any:
     async with _arun(node, input, config) as running:
-        with running.in_scope():
+        with running.execution:
             running.value = await node.bound.ainvoke(input, running.config, **running.options(options))
         return running.value
 
 
 def stream(node: Node, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
+    # the node's scope is entered for each chunk, so that the caller of the stream is never in it
     with _run(node, input, config) as running, ExitStack() as stack:
-        with running.in_scope():
+        with running.execution:
             chunks = iter(node.bound.stream(input, running.config, **running.options(options)))
         if hasattr(chunks, "close"):
             stack.callback(chunks.close)
         while True:
-            with running.in_scope():
+            with running.execution:
                 try:
                     running.value = next(chunks)
                 except StopIteration:
@@ -91,12 +75,12 @@ async def astream(
     node: Node, input: Any, config: RunnableConfig | None, options: dict[str, Any]
 ) -> AsyncGenerator[Any]:
     async with _arun(node, input, config) as running, AsyncExitStack() as stack:
-        with running.in_scope():
+        with running.execution:
             chunks = aiter(node.bound.astream(input, running.config, **running.options(options)))
         if hasattr(chunks, "aclose"):
             stack.push_async_callback(chunks.aclose)
         while True:
-            with running.in_scope():
+            with running.execution:
                 try:
                     running.value = await anext(chunks)
                 except StopAsyncIteration:
@@ -122,7 +106,7 @@ def _run(node: Node, input: Any, config: RunnableConfig | None) -> Iterator[_Run
         with intercepted_graphs():
             execution = NodeExecution(node.session, node, reading, input)
             wait(execution.begin())
-            running = _Running(execution, execution.config(config))
+            running = _Running(execution, execution.config(ensure_config() if config is None else config))
             try:
                 yield running
             except BaseException as error:
@@ -144,7 +128,7 @@ async def _arun(node: Node, input: Any, config: RunnableConfig | None) -> AsyncI
         with intercepted_graphs():
             execution = NodeExecution(node.session, node, reading, input)
             await cross(execution.begin())
-            running = _Running(execution, execution.config(config))
+            running = _Running(execution, execution.config(ensure_config() if config is None else config))
             try:
                 yield running
             except BaseException as error:

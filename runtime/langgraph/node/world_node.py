@@ -1,8 +1,8 @@
 """A node as LangGraph runs it over worlds: the user's code, on the world of its task.
 
-`invoke` and `ainvoke` differ only in how they wait for the portal. The user's code runs as LangGraph runs it in a
-plain graph, so that traces and event streams are the same: a sequence runs step by step, each step under its number,
-and if somebody listens to events, the steps run as streams.
+`invoke` and `ainvoke` differ only in how they wait for the portal. `app.nodes[name].invoke(state)` runs a node
+outside of its graph (`node_outside_graph.py`). With the config of a running node, it runs as a part of that node, on
+its world.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
-from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableSequence
-from langchain_core.runnables.config import patch_config, var_child_runnable_config
+from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.constants import START
 from langgraph.types import CachePolicy
 
@@ -26,115 +24,20 @@ from ramify.runtime.langgraph.compat import (
     CONFIG_KEY_SEND,
     CONFIG_KEY_TASK_ID,
     ChannelWrite,
+    PregelLoop,
     RunnableCallable,
-    RunnableSeq,
     identifier,
     patch_configurable,
 )
 from ramify.runtime.langgraph.node import node_outside_graph
 from ramify.runtime.langgraph.node.nested_graphs import Instrument
+from ramify.runtime.langgraph.node.node_code import Code
 from ramify.runtime.langgraph.node.node_execution import NodeExecution
 from ramify.runtime.langgraph.node.task_calls import Call
-from ramify.runtime.langgraph.node.task_config import INVOCATION, Reading, is_run, read
+from ramify.runtime.langgraph.node.task_config import CALLER, INVOCATION, Reading, is_run, read
 from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
 from ramify.runtime.langgraph.thread.session import Session
 from ramify.runtime.user_code.sandbox import node_sandbox_parameter, sandbox_parameter
-
-
-class Code:
-    """The runnable that the user gave to `add_node`; a sequence is unpacked.
-
-    Graphs and tasks that the code calls without a config use the ambient one, which is set while it runs."""
-
-    def __init__(self, bound: Runnable[Any, Any]) -> None:
-        steps = bound.steps if isinstance(bound, RunnableSequence | RunnableSeq) else [bound]
-        self._first, self._rest = steps[0], steps[1:]
-
-    @property
-    def is_function(self) -> bool:
-        """Whether it is one function."""
-        return not self._rest and isinstance(self._first, RunnableCallable)
-
-    @property
-    def places(self) -> list[Runnable[Any, Any]]:
-        """Placeholders for every step but the first, so that the writes after them keep their numbers. The first
-        place runs all steps."""
-        return [_PassThrough() for _ in self._rest]
-
-    def run(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
-        """Run the steps. `extra` holds keyword arguments for the first step. If `streamed`, each step gets the chunks
-        of the one before."""
-        token = var_child_runnable_config.set(config)
-        try:
-            if streamed:
-                chunks = self._first.stream(value, config, **extra)
-                for number, step in enumerate(self._rest, 2):
-                    chunks = step.transform(chunks, _numbered(config, number))
-                return _joined(list(chunks))
-            value = self._first.invoke(value, config, **extra)
-            for number, step in enumerate(self._rest, 2):
-                value = step.invoke(value, _numbered(config, number))
-        finally:
-            var_child_runnable_config.reset(token)
-        return value
-
-    async def arun(self, value: Any, config: RunnableConfig, extra: dict[str, Any], *, streamed: bool) -> Any:
-        """The async counterpart of `run`."""
-        token = var_child_runnable_config.set(config)
-        try:
-            if streamed:
-                return await self._astreamed(value, config, extra)
-            value = await self._first.ainvoke(value, config, **extra)
-            for number, step in enumerate(self._rest, 2):
-                value = await step.ainvoke(value, _numbered(config, number))
-        finally:
-            var_child_runnable_config.reset(token)
-        return value
-
-    async def _astreamed(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
-        async with AsyncExitStack() as stack:
-            chunks: AsyncIterator[Any] = self._first.astream(value, config, **extra)
-            _closed_by(stack, chunks)
-            for number, step in enumerate(self._rest, 2):
-                chunks = step.atransform(chunks, _numbered(config, number))
-                _closed_by(stack, chunks)
-            return _joined([chunk async for chunk in chunks])
-
-
-class _PassThrough(Runnable[Any, Any]):
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return input
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return input
-
-
-def _closed_by(stack: AsyncExitStack, chunks: Any) -> None:
-    if hasattr(chunks, "aclose"):
-        stack.push_async_callback(chunks.aclose)
-
-
-def _joined(chunks: list[Any]) -> Any:
-    """Combine the chunks of a stream as a sequence does: their sum, or the last one if they cannot be added."""
-    whole, *rest = chunks or [None]
-    for chunk in rest:
-        try:
-            whole = whole + chunk
-        except TypeError:
-            whole = chunk
-    return whole
-
-
-def _numbered(config: RunnableConfig, number: int) -> RunnableConfig:
-    """Return the first step's config with the number of another step."""
-    manager = config.get("callbacks")
-    if not isinstance(manager, BaseCallbackManager):
-        return config
-    mine = manager.copy()
-    mine.remove_tags(["seq:step:1"])
-    mine.add_tags([f"seq:step:{number}"], inherit=False)
-    return patch_config(config, callbacks=mine)
-
 
 Writes = list[tuple[str, Any]]
 
@@ -183,17 +86,23 @@ class WorldNode(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._is_outside(config):
             return node_outside_graph.invoke(self, input, config, kwargs)
+        if (caller := _called_by(config)) is not None:
+            return self.bound.invoke(input, config, **kwargs, **caller.lent(self))
         return self._run_task(self._read(config), input, config, kwargs, streamed=False)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         if self._is_outside(config):
             yield from node_outside_graph.stream(self, input, config, kwargs)
+        elif (caller := _called_by(config)) is not None:
+            yield from self.bound.stream(input, config, **kwargs, **caller.lent(self))
         else:
             yield self._run_task(self._read(config), input, config, kwargs, streamed=True)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._is_outside(config):
             return await node_outside_graph.ainvoke(self, input, config, kwargs)
+        if (caller := _called_by(config)) is not None:
+            return await self.bound.ainvoke(input, config, **kwargs, **caller.lent(self))
         return await self._arun_task(self._read(config), input, config, kwargs, streamed=False)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
@@ -201,6 +110,9 @@ class WorldNode(Runnable[Any, Any]):
             async with aclosing(node_outside_graph.astream(self, input, config, kwargs)) as chunks:
                 async for chunk in chunks:
                     yield chunk
+        elif (caller := _called_by(config)) is not None:
+            async for chunk in self.bound.astream(input, config, **kwargs, **caller.lent(self)):
+                yield chunk
         else:
             yield await self._arun_task(self._read(config), input, config, kwargs, streamed=True)
 
@@ -294,6 +206,13 @@ class WorldNode(Runnable[Any, Any]):
         return made
 
 
+def _called_by(config: RunnableConfig | None) -> NodeExecution | None:
+    """Return the running node whose code calls a node with its own config, in place of LangGraph."""
+    conf = (config or {}).get(CONF, {})
+    caller = conf.get(CALLER)
+    return caller if isinstance(caller, NodeExecution) and caller.id == conf.get(CONFIG_KEY_TASK_ID) else None
+
+
 class WorldWrite(ChannelWrite):
     """A node's own write, with the write to the world channel before it.
 
@@ -369,8 +288,17 @@ def _collecting(config: RunnableConfig, sent: Writes) -> RunnableConfig:
 
 def _send(config: RunnableConfig, env: StoredPosition, sent: Writes) -> None:
     conf = config[CONF]
-    conf[CONFIG_KEY_SEND]([(ENV, env), *sent])
-    del conf[INVOCATION].unsent[conf[CONFIG_KEY_TASK_ID]]
+    invocation, task = conf[INVOCATION], conf[CONFIG_KEY_TASK_ID]
+    first = not _has_written_without_world(invocation.loop, task)
+    conf[CONFIG_KEY_SEND]([(ENV, env), *sent] if first else [*sent, (ENV, env)])
+    del invocation.unsent[task]
+
+
+def _has_written_without_world(loop: PregelLoop | None, task: str) -> bool:
+    """Tell whether the checkpointer holds writes of an earlier run of the task, none of them to the world channel. A
+    caller who answers an interrupt at an earlier checkpoint runs its tasks again under their old ids."""
+    written = [channel for id, channel, _ in (() if loop is None else loop.checkpoint_pending_writes) if id == task]
+    return ENV not in written and any(channel not in WRITES_IDX_MAP for channel in written)
 
 
 def _unsent(config: RunnableConfig) -> StoredPosition | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from types import FunctionType
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -12,7 +13,9 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 
 from ramify import Sandbox
+from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.langgraph.nodes import tools_of
+from ramify.compiler.frontend.python.sources import Sources
 from ramify.compiler.pipeline import Compilation, compile_graph
 from ramify.compiler.plan import Effect, OpKind
 
@@ -87,6 +90,34 @@ def spreads(state: State) -> Any:
 def test_channels_that_a_node_reads_and_writes(action: Any, attrs: dict[str, Any]) -> None:
     found = compiled(action).plan.op("run.n0").attrs
     assert {name: found[name] for name in ("reads", "writes") if name in found} == attrs
+
+
+# fmt: off
+ON_ONE_LINE = [lambda state: {"x": state["y"]}, lambda state: {"y": f"{state['x']}"}, lambda s: (lambda state: {"seen": [1]})(s), lambda state: None]  # noqa: E501
+# fmt: on
+
+
+def test_lambdas_on_one_line_are_told_apart() -> None:
+    nested = [each for each in ON_ONE_LINE[2].__code__.co_consts if hasattr(each, "co_code")]
+    functions = [*ON_ONE_LINE[:2], FunctionType(nested[0], {}), ON_ONE_LINE[3]]
+    found = [compiled(each).plan.op("run.n0").attrs for each in functions]
+    assert [attrs["writes"] for attrs in found] == [["x"], ["y"], ["seen"], []]
+    assert [attrs["reads"] for attrs in found] == [["y"], ["x"], [], []]
+    assert "writes" not in compiled(ON_ONE_LINE[2]).plan.op("run.n0").attrs
+
+    graph: Any = StateGraph(State)  # both follow START: they would conflict if both were read as one of them
+    for number, each in enumerate(ON_ONE_LINE[:2]):
+        graph.add_node(f"n{number}", each)
+        graph.add_edge(START, f"n{number}")
+    assert compile_graph(graph, name="flow", ref="app.py:graph").plan.op("run.n1").attrs["writes"] == ["y"]
+
+
+def test_a_lambda_without_columns_is_not_guessed() -> None:
+    """`PYTHONNODEBUGRANGES` leaves them out."""
+    code = ON_ONE_LINE[0].__code__
+    bare = FunctionType(code.replace(co_linetable=bytes([0x80 | 13 << 3 | 7, 0]) * 8), {})
+    with pytest.raises(SourceError, match="several functions"):
+        Sources().function(bare)
 
 
 def test_every_node_takes_and_makes_a_version_of_the_channels() -> None:

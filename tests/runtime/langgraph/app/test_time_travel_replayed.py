@@ -221,3 +221,24 @@ def test_a_channel_that_only_the_second_run_of_a_task_writes_is_kept(compile_gra
     found = saver.get_tuple(paused)
     assert found is not None and found.pending_writes is not None
     assert ("extra", "new") in [(channel, value) for _, channel, value in found.pending_writes]
+
+
+def test_an_old_checkpoint_that_is_answered_again_shows_one_result(compile_graph: Any, saver: Any) -> None:
+    """The task runs again under its old id. Its write to the world channel does not take the place of another one."""
+
+    def seen(graph: Any) -> list[Any]:
+        graph.invoke({"seen": ["in"], "number": 0}, CONFIG)
+        graph.invoke(Command(resume="yes"), CONFIG)
+        history = [state.config for state in graph.get_state_history(CONFIG)]
+        graph.update_state(history[-1], {"seen": ["fork"]})  # the thread moves to another branch
+        graph.invoke(Command(resume="again"), history[1])
+        return [[task.result for task in state.tasks] for state in graph.get_state_history(CONFIG)]
+
+    def asks(state: State) -> State:
+        return {"seen": [interrupt("sure?")]}
+
+    def build() -> StateGraph[State]:
+        graph = StateGraph(State).add_node("before", lambda state: {"number": 1}).add_node("asks", asks)
+        return graph.add_edge(START, "before").add_edge("before", "asks")
+
+    assert seen(compile_graph(build(), checkpointer=saver)) == seen(build().compile(checkpointer=InMemorySaver()))

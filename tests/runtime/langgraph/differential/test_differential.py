@@ -144,6 +144,7 @@ DIFFERENCES = {
     "idle nodes": "test_a_node_is_not_idle_while_its_world_starts",
     "notes": "test_a_node_that_raises_says_where_and_the_thread_goes_on_from_before_it",
     "checkpoints": "test_a_checkpoint_holds_the_world_and_the_state_does_not",
+    "private keys": "test_the_config_of_a_node_has_only_private_keys_of_ours",
     "class": "test_an_app_as_a_node_is_drawn_with_its_class",
 }
 """What the graphs above leave out, and the test that shows each difference."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import re
 from collections.abc import Iterator
@@ -10,12 +11,15 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
-from langchain_core.runnables import RunnableGenerator, RunnableLambda
+from langchain_core.runnables import RunnableConfig, RunnableGenerator, RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
-from langgraph.types import StreamWriter
+from langgraph.types import Command, StreamWriter, interrupt
 
-from ramify import SyncSandbox
+from ramify import Sandbox, SyncSandbox, current_sandbox
+from ramify.runtime.langgraph.node.task_config import CALLER
 from ramify.runtime.records import RunStatus
 
 
@@ -145,6 +149,82 @@ async def test_the_runnable_of_a_node_has_the_methods_of_that_in_a_plain_graph(k
     if kind in ("graph", "nested", "entrypoint"):
         events = [await one.astream_events(given(), version="v3") for one in (ours, plain)]
         assert seen([event async for event in events[0]]) == seen([event async for event in events[1]])
+
+
+def asks_config(state: State) -> State:
+    try:
+        return {"log": sorted(get_config())}
+    except RuntimeError:  # LangGraph sets none for a node that runs alone
+        return {"log": ["no config"]}
+
+
+async def shows_config(state: State, config: RunnableConfig) -> State:
+    kept = config.get("configurable", {}).keys() - {CALLER}
+    return {"log": [*sorted(config.keys() - {"configurable"}), *kept]}
+
+
+@pytest.mark.parametrize("kind", [asks_config, shows_config])
+async def test_a_node_gets_the_config_that_it_gets_in_a_plain_graph(kind: Any, compile_graph: Any) -> None:
+    plain, ours = nodes_of(kind, compile_graph)
+    for one in (plain, plain.bound):
+        mine = ours if one is plain else ours.bound
+        for config in (None, {"tags": ["t"], "configurable": {"thread_id": "1"}}):
+            assert await mine.ainvoke(given(), config) == await one.ainvoke(given(), config)
+            assert [chunk async for chunk in mine.astream(given(), config)] == [await one.ainvoke(given(), config)]
+
+
+async def lists(state: State, sandbox: Sandbox) -> State:
+    (sandbox.path / "lists").touch()
+    return {"log": sorted(path.name for path in sandbox.path.iterdir())}
+
+
+def test_the_config_of_a_node_has_only_private_keys_of_ours(compile_graph: Any) -> None:
+    def keys(state: State, config: RunnableConfig) -> State:
+        return {"log": sorted(config["configurable"])}
+
+    whole = StateGraph(State).add_node("outer", graph(keys)).add_node(keys).add_edge(START, "outer")
+    whole.add_edge("outer", "keys")
+    plain, ours = (each.invoke(given())["log"] for each in (whole.compile(), compile_graph(whole)))
+    assert [key for key in ours if not key.startswith("__pregel_ramify")] == plain
+    assert len(ours) == len(plain) + 4
+
+
+@pytest.mark.parametrize("called", ["ainvoke", "astream"])
+@pytest.mark.parametrize("kind", [lists, count, graph(upper, count)])
+async def test_a_node_with_the_config_of_a_running_node_is_part_of_it(
+    kind: Any, called: str, compile_graph: Any
+) -> None:
+    """It acts on that node's world. It waited for ever for the branch of its caller."""
+    inner = compile_graph(StateGraph(State).add_node("node", kind).add_edge(START, "node")).nodes["node"]
+
+    async def outer(state: State, config: RunnableConfig) -> State:
+        (current_sandbox().path / "outer").touch()
+        if called == "ainvoke":
+            found = await inner.ainvoke(state, config)
+        else:
+            found = [chunk async for chunk in inner.astream(state, config)][-1]
+        return {"log": [seen(found), *sorted(path.name for path in current_sandbox().path.iterdir())]}
+
+    app = compile_graph(StateGraph(State).add_node(outer).add_edge(START, "outer"))
+    found = await asyncio.wait_for(app.ainvoke(given()), 30)
+    assert found["log"][1:] == sorted(["hello.txt", "outer", "lists" if kind is lists else "2"])
+
+
+def test_a_sync_node_with_the_config_of_a_running_node_is_part_of_it(compile_graph: Any) -> None:
+    nodes = compile_graph(StateGraph(State).add_node(count).add_node(ask).add_edge(START, "count")).nodes
+
+    def outer(state: State, config: RunnableConfig) -> State:
+        counted = nodes["count"].invoke(state, config)
+        return {"text": nodes["ask"].invoke(state, config)["text"], "log": [counted["text"]]}
+
+    app = compile_graph(StateGraph(State).add_node(outer).add_edge(START, "outer"), checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    app.invoke(given(), config)
+    assert app.invoke(Command(resume="yes"), config) == {"text": "yes", "log": ["2"]}
+
+
+def ask(state: State) -> State:
+    return {"text": interrupt("go on?")}
 
 
 def test_a_callback_hears_each_event_once(compile_graph: Any) -> None:
