@@ -78,7 +78,8 @@ print(json.dumps([rows, [m for m in sys.modules if m.startswith("ramify.compiler
     assert shown.returncode == 0, shown.stderr
     rows, compiler = json.loads(shown.stdout)
     assert rows == wanted
-    shared = ("ramify.compiler.plan", "ramify.compiler.declarations", "ramify.compiler.parsing")
+    names = ("plan", "declarations", "parsing", "step_parameters")
+    shared = tuple(f"ramify.compiler.{name}" for name in names)
     assert not [m for m in compiler if not m.startswith(shared)]
 
 
