@@ -36,6 +36,7 @@ ROOTS = (
 )
 EXTRAS = {
     "starlette": "serve",
+    "httptools": "web",
     "uvicorn": "serve",
     "xllamacpp": "local",
     "textual": "browse",

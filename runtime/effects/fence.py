@@ -124,9 +124,8 @@ class Fence:
     once: bool = False  # a branch calls the operation at most once
     was_changed: bool = False  # a change of the code was accepted since the run began
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
-    names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # those of the plan, of parameters that have other names now
+    # the names in the plan, by the names of now, of parameters that have other names now
+    names: Mapping[str, str] = field(default_factory=dict)
     from_main: bool = False  # the workflow's own function called it, not a task or thread that it started
 
     @property
@@ -243,7 +242,7 @@ class Fence:
             return f"the step took {_listed(before)} then, and takes {_listed(now)} now", restore
         if differ and defaults.issuperset(differ):
             return f"the defaults of {_listed(differ)} have changed", restore
-        if not differ or not (self.once or self._is_left_out(effect, shares=len(differ) < len(now))):
+        if not differ or not (self.once or self._is_left_out(effect, shares=len(differ) + len(added) < len(now))):
             return None
         if self.was_changed:
             return f"the changed code gives {_listed(differ)} another value", restore

@@ -140,9 +140,8 @@ class StepCall:
     args_digest: str
     encoded: Encoded  # the arguments: each attempt gets a copy of its own, unless all are `plain`
     defaults: frozenset[str] = frozenset()  # the parameters that took their default
-    names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # those of the plan, of parameters that have other names now
+    # the names in the plan, by the names of now, of parameters that have other names now
+    names: Mapping[str, str] = field(default_factory=dict)
     plain: Mapping[str, Any] | None = None  # the arguments, if none of them can be changed
     from_main: bool = False  # the workflow's own task or thread called it
     aside: bool = False  # it only reads, in a separate world on its branch's snapshot

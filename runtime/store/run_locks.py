@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the command line uses locks, and starts without SQLAlchemy
 
 
 _LONGEST_ID = 200  # bytes: file systems allow 255 for a name
-_LONGEST_LOOK_S, _LOOK_AGAIN_S = 5.0, 0.002
+_LONGEST_LOOK_S, _LOOK_AGAIN_S = 1.0, 0.002
 
 
 class LocksRuns(Protocol):
@@ -122,7 +122,7 @@ def _is_file_at(fd: int, path: Path) -> bool:
 
 
 def _taken(fd: int) -> bool:
-    """Try to take the lock. Waits for processes that only look (`is_held`), also for one that does not run."""
+    """Try to take the lock. Waits for processes that only look (`is_held`), also if one is stopped meanwhile."""
     until = time.monotonic() + _LONGEST_LOOK_S
     while True:
         with suppress(BlockingIOError):

@@ -3,7 +3,7 @@
 The programs and their arguments:
 
     python -I -S agent/__main__.py fork-server CONTROL_FD [MOUNT_SERVER_FD ANCHOR…]   see fork_server.py
-    python -I -S agent/__main__.py container [host-network]                           see container.py
+    python -I -S agent/__main__.py container LAYERS [host-network]                    see container.py
     python -I -S agent/__main__.py capture LIST TO                                    see container_changes.py
     python -I -S agent/__main__.py extensions                                         see container.py
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ramify.sandboxes.agent.agent import Agent
-from ramify.sandboxes.agent.container_changes import LAYERS, apply
+from ramify.sandboxes.agent.container_changes import apply, layer_folders
 from ramify.sandboxes.agent.framing import Link
 from ramify.sandboxes.agent.messages import Failed, Ready, Start
 from ramify.sandboxes.linux import kernel, landlock
@@ -24,9 +24,12 @@ SOCKET = f"{PRIVATE}/agent.sock"
 HOST_NETWORK = "host-network"
 
 
-def run(network: str = "") -> None:
-    """Connect to the host, apply the snapshot's changes, and serve until the host ends. With HOST_NETWORK, commands
-    do not reach the host's abstract sockets, if the kernel and the engine let the agent forbid it."""
+def run(layers: str, network: str = "") -> None:
+    """Connect to the host, apply the changes of that many layers, and serve until the host ends.
+
+    With HOST_NETWORK, commands do not reach the host's abstract sockets, if the kernel and the engine let the agent
+    forbid it.
+    """
     if network == HOST_NETWORK:
         landlock.make_ruleset_for_sockets()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python handles it, so it would reach PID 1
@@ -43,7 +46,7 @@ def run(network: str = "") -> None:
         link.send(Failed(f"the image has no {start.bash}, which runs the commands: use an image that has it"))
         return
     try:
-        apply(Path(LAYERS), Path("/"))
+        apply(layer_folders(int(layers)), Path("/"))
         home = Path(start.env.get("HOME", "/"))
         home.mkdir(parents=True, exist_ok=True)
         agent = Agent(start, link, host, None)

@@ -48,11 +48,14 @@ def capture(changed: Iterable[str], removed: Iterable[str], root: Path, to: Path
             os.setxattr(_under(to, path), OPAQUE, b"y")
 
 
-def apply(layers: Path, root: Path) -> None:
-    """Apply the changes in the folders of `layers` to `root`, in order."""
-    if not layers.is_dir():
-        return
-    for layer in sorted(layers.iterdir()):
+def layer_folders(count: int) -> list[Path]:
+    """Where a container sees its layers. Others in the same place are the image's own."""
+    return [Path(LAYERS) / f"{number:06}" for number in range(count)]
+
+
+def apply(layers: Iterable[Path], root: Path) -> None:
+    """Apply the changes in these folders to `root`, in order."""
+    for layer in layers:
         folders: list[tuple[Path, Path]] = []
         for folder, names, files in os.walk(layer):
             for name in (*names, *files):

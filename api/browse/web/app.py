@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from ramify.browse.web import views
-from ramify.browse.web.responses import NotThere, jsonable
+from ramify.browse.web.responses import Hit, NotThere, jsonable
 from ramify.browse.web.run_cache import MOST_DIGITS, RunCache
 from ramify.browse.web.search import search
 from ramify.fork_engine.errors import ForkEngineError
@@ -147,8 +147,19 @@ class _Answers:
 
     async def search(self, request: Request) -> object:
         history = await self._reader.history(_run(request))
-        words = request.query_params.get("q", "")[:MOST_WORDS]
-        return await in_thread(request, lambda stopped: search(history, words, stopped))
+        words = request.query_params.get("q", "")
+        if len(words) > MOST_WORDS:
+            raise HTTPException(400, f"search for at most {MOST_WORDS} characters")
+
+        def work(stopped: Stopped) -> list[Hit]:
+            hits = search(history, words, stopped)
+            if stopped():
+                raise HTTPException(
+                    503, f"the search was not done after {DEADLINE_S:.0f} s: the run is too long for it"
+                )
+            return hits
+
+        return await in_thread(request, work)
 
     async def _state(self, request: Request, run: str, state: str) -> tuple[History, CheckpointRecord]:
         history = await self._reader.history(_run(request, run))

@@ -18,7 +18,7 @@ _AROUND = 60  # characters on either side
 def search(history: History, words: str, stopped: Callable[[], bool] = lambda: False) -> list[Hit]:
     """Rows that contain `words`, ignoring case, in the order of the run; each once, with its first match.
 
-    `stopped`: asked before each row; once it is true, the rows so far are all."""
+    `stopped`: asked before each row. Once it is true, the search ends with the hits so far."""
     wanted = words.casefold().strip()
     if not wanted:
         return []

@@ -245,7 +245,7 @@ def _constant(function: Definition) -> str | None:
     """Return the `repr` of what a lambda returns, if that is a constant."""
     try:
         return repr(ast.literal_eval(function.body)) if isinstance(function, ast.Lambda) else None
-    except ValueError:
+    except (TypeError, ValueError):
         return None
 
 

@@ -26,7 +26,7 @@ class SpecInputs:
         self._files: dict[str, object] = {}  # entries of `linecache`
         self._modules: dict[str, ModuleType | None] = {}
         self._found: dict[str, bool] = {}  # whether a path is a file
-        self._absent: set[str] = set()  # paths at which nothing was
+        self._absent: set[str] = set()  # folders that did not exist
         self._namespaces: dict[int, tuple[Mapping[str, object], list[str], list[object]]] = {}
         self._closures: list[tuple[Callable[[], Mapping[str, object]], Mapping[str, object]]] = []
         self._attributes: list[tuple[object, str, object]] = []
@@ -133,7 +133,7 @@ def is_file(path: Path) -> bool:
 
 
 def _first_absent(folder: Path) -> Path:
-    """Return the outermost folder on this way that does not exist. Many paths lie below the same one."""
+    """Return the outermost folder of this path that does not exist. Many paths lie below the same one."""
     while not os.path.lexists(folder.parent):
         folder = folder.parent
     return folder

@@ -180,7 +180,11 @@ class NodeExecution(Caller):
         """Return the sandbox of this node, for another node that its code runs as a part of it."""
         if node.parameter is None:
             return {}
-        return self._given(self.attempt.face or self.session.portal.wait(self.attempt.sandbox()), node)
+        face = self.attempt.face
+        if face is None:
+            face = self.session.portal.wait(self.attempt.sandbox())
+            self._reading.beat()  # the start of a world is not idle time
+        return self._given(face, node)
 
     def _given(self, face: PortalSandbox, node: ExecutableNode) -> dict[str, Any]:
         assert node.parameter is not None, "only for a node that takes a sandbox"

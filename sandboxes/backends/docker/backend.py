@@ -95,14 +95,18 @@ class ContainerSpawner:
         for shown in self.shown.values():
             real = shown.resolve()
             for point in table.below(str(real)):
-                if not any(is_within(point, str(path)) for path in self.hidden):
+                elsewhere = any(is_within(point, str(path)) for path in (self.spec.mount_at, *self.hidden))
+                if not elsewhere and os.path.lexists(point):
                     found[str(shown / Path(point).relative_to(real))] = self._mounted(table, point)
         return found
 
     def _mounted(self, table: MountTable, point: str) -> Path:
-        """What to show at a mount point: nothing of the kernel's own file systems."""
+        """What to show at a mount point: nothing of the kernel's own file systems, nor of FUSE, which only the user
+        who mounted it may read."""
         mount = table.at(point)
-        return Path(point) if mount is not None and mount.kind not in KERNELS_OWN else self._nothing()
+        if mount is not None and mount.kind not in KERNELS_OWN and not mount.kind.startswith("fuse"):
+            return Path(point)
+        return self._nothing(file=not Path(point).is_dir())
 
     def _nothing(self, *, file: bool = False) -> Path:
         """Something empty to mount."""
@@ -130,7 +134,7 @@ class ContainerSpawner:
             image=self.image,
             # never the same twice: one that could not be removed must not be in the way
             name=f"{PREFIX}{self.folder.parent.name}-{self.folder.name}-{secrets.token_hex(3)}",
-            command=python.running("container", *((HOST_NETWORK,) if self.spec.network else ())),
+            command=python.running("container", str(len(layers)), *((HOST_NETWORK,) if self.spec.network else ())),
             mounts={**self.shown, **self.below(), **self.covers(), **python.mounts, **layers},
             writable={PRIVATE: self.folder / "private", start.tree: self.folder / "tree"},
             network=self.spec.network,

@@ -232,7 +232,7 @@ class Engine:
                 return False
             if labels[SCRATCH] == str(scratch):
                 return labels.get(SESSION) not in living
-            return state == "exited" and not Path(labels[SCRATCH]).exists()
+            return state == "exited" and _is_gone(Path(labels[SCRATCH]))
 
         with translated_errors("listing containers"):
             found = self._client.containers.list(all=True, filters={"label": SCRATCH}, sparse=True)
@@ -241,6 +241,17 @@ class Engine:
         for container in gone:
             self.remove(container)
         return len(gone)
+
+
+def _is_gone(folder: Path) -> bool:
+    """Whether a folder certainly does not exist: that of another user may be out of sight."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _user() -> str:

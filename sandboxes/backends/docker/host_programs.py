@@ -105,13 +105,20 @@ def make_portable_python(folder: Path) -> PortablePython:
     return PortablePython(folder, loaders[0], standard)
 
 
-PRELOADS, NO_PRELOADS = b"/etc/ld.so.preload\0", b"/ramify/no.preload\0"
+PRELOADS, NO_PRELOADS = b"/etc/ld.so.preload\0", b"/ramify/python/non\0"
 
 
 def _without_preloads(loader: Path) -> None:
     """Let a copy of glibc's dynamic loader not load what /etc/ld.so.preload of an image names: it would run in the
-    agent. No option of the loader says so. musl has no such file."""
-    loader.write_bytes(loader.read_bytes().replace(PRELOADS, NO_PRELOADS))
+    agent. The loader has no option for this, so it looks for a file that the mounted Python does not have. musl has
+    no such list."""
+    code = loader.read_bytes()
+    if PRELOADS not in code and b"glibc" in code.lower():
+        raise BackendUnavailable(
+            f"{loader.name} of this machine does not name /etc/ld.so.preload as glibc's does, so an image could have "
+            "a library loaded into Ramify's own process in its containers: use another backend (--sandbox namespaces)"
+        )
+    loader.write_bytes(code.replace(PRELOADS, NO_PRELOADS))
 
 
 NEEDED = ("bash", "env")

@@ -42,7 +42,8 @@ def chat_of_messages(asked: Json) -> Chat:
     if asked.get("thread") is not None:
         problem = "thread: no conversation is kept here: send all of it in messages"
         raise ApiError(400, "invalid_request", problem, "thread", extra=_NO_THREADS)
-    said = {name: value for name, value in asked.items() if not asks_nothing(value)}
+    read = _AS_THEY_ARE | {"messages", "system"}
+    said = {k: v for k, v in asked.items() if v is not None and (k in read or is_tag(k) or not asks_nothing(v))}
     passed = {k: v for k, v in said.items() if k in _AS_THEY_ARE or is_tag(k) or is_hint(k, v)}
     for name in said:
         if name not in passed and name not in _READ | _WITHOUT_EFFECT:

@@ -118,7 +118,7 @@ async def test_a_call_a_step_and_a_search(client: httpx.AsyncClient, run: str) -
     hits = await said(client, f"runs/{run}/search?q=WHICH%20way")
     assert [(hit["seq"], hit["where"]) for hit in hits] == [(call, "messages")]
     assert await said(client, f"runs/{run}/search?q=%20") == []
-    assert await said(client, f"runs/{run}/search?q={'a' * 60_000}") == []
+    assert (await client.get(f"/api/runs/{run}/search?q={'a' * 1001}")).status_code == 400
 
 
 async def test_plan_is_compared_with_what_happened(client: httpx.AsyncClient, run: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from ramify.runtime.codec import codec
+from ramify.runtime.codec.collector_pause import collector_paused
 from ramify.runtime.codec.encoded_value import Encoded
 from ramify.runtime.errors import NotSerialisable
 
@@ -69,3 +71,12 @@ def test_the_collector_is_as_it_was(work: Callable[[], object], enabled: bool) -
     with suppress(NotSerialisable):
         work()
     assert gc.isenabled() is enabled
+
+
+def test_a_child_that_is_forked_in_a_pause_collects() -> None:
+    with collector_paused():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+        assert not gc.isenabled()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -133,7 +133,7 @@ def test_captured_and_applied_changes_give_the_same_tree(image: Tree, first: Tre
             changed, removed = _engines_list(image, tree)
             (folder / "layers").mkdir()
             capture(changed, removed, folder / "after", folder / "layers" / "000")
-            apply(folder / "layers", folder / "before")
+            apply(sorted((folder / "layers").iterdir()), folder / "before")
             assert _shape(folder / "before") == _shape(folder / "after")
 
 
@@ -142,7 +142,7 @@ def test_a_folder_made_anew_hides_what_the_image_has(tmp_path: Path) -> None:
     _grow(tmp_path / "after", {"d": {"new": "2", "both": "2"}, "e": "1"})
     (tmp_path / "layers").mkdir()
     capture(["/d/new", "/d/both"], ["/d"], tmp_path / "after", tmp_path / "layers" / "000")
-    apply(tmp_path / "layers", tmp_path / "before")
+    apply(sorted((tmp_path / "layers").iterdir()), tmp_path / "before")
     assert _shape(tmp_path / "before") == {"d": {"new": "2", "both": "2"}, "e": "1"}
     assert os.listxattr(tmp_path / "before" / "d") == []
 
@@ -160,7 +160,7 @@ def test_modes_times_links_and_pipes_are_captured(tmp_path: Path) -> None:
     (tmp_path / "layers").mkdir()
     changed = ["/home", "/home/file", "/home/link", "/home/pipe", "/home/went-meanwhile"]
     capture(changed, [], after, tmp_path / "layers" / "000")
-    apply(tmp_path / "layers", before)
+    apply(sorted((tmp_path / "layers").iterdir()), before)
     status = (before / "home" / "file").stat()
     assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o4750, 1_000_000_007)
     assert (before / "home" / "link").readlink() == Path("nowhere")
@@ -177,7 +177,7 @@ def test_a_link_where_a_folder_was_is_not_followed(tmp_path: Path) -> None:
     _grow(tmp_path / "after", {"d": {"file": "new"}})
     (tmp_path / "layers").mkdir()
     capture(["/d", "/d/file"], [], tmp_path / "after", tmp_path / "layers" / "000")
-    apply(tmp_path / "layers", tmp_path / "before")
+    apply(sorted((tmp_path / "layers").iterdir()), tmp_path / "before")
     assert (tmp_path / "elsewhere" / "file").read_text() == "safe"
     assert (tmp_path / "before" / "d" / "file").read_text() == "new"
 

@@ -108,14 +108,25 @@ async def test_settings_of_an_image_do_not_reach_the_agent(
 async def test_no_library_of_an_image_is_loaded_into_the_agent(
     docker: DockerBackend, base: Snapshot, spec: WorldSpec, image: Make, out: Out
 ) -> None:
-    """Nor into the program that reads a world's changes, where a command has named one."""
     bash = shutil.which("bash")
     assert bash is not None
     library = next(path for name, path in libraries([Path(bash)]).items() if name.startswith("libtinfo"))
-    named = {"evil.so": library.read_bytes(), "etc/ld.so.preload": b"/evil.so\n"}
+    where = "etc/ld.so.preload", "ramify/no.preload", "ramify/python/non"
+    named = {"evil.so": library.read_bytes(), **dict.fromkeys(where, b"/evil.so\n")}
     world = await docker.materialise(base, replace(spec, image=Path(image(files=named))))
     assert "/evil.so" not in Path(f"/proc/{first_process(world)}/maps").read_text()
     assert "/evil.so" in await out(world, "cat /proc/$$/maps"), "it would be loaded"
+
+
+async def test_layers_of_an_image_are_not_applied(
+    docker: DockerBackend, base: Snapshot, spec: WorldSpec, image: Make, out: Out
+) -> None:
+    """An image may have folders where a container sees the layers of its snapshot."""
+    planted = image(
+        files={f"ramify/outside/000000{spec.mount_at}/planted": b"x", "ramify/outside/x/srv/planted": b"x"}
+    )
+    world = await docker.materialise(base, replace(spec, image=Path(planted)))
+    assert await out(world, "ls -A . /srv | grep -c planted; true") == "0\n"
 
 
 async def test_packages_of_the_host_are_not_shown(world: World, out: Out) -> None:
