@@ -9,7 +9,8 @@ import click
 
 
 class NamedPath(click.Path):
-    """Refuses "", the value of an unset variable, which would be the current folder, and links without end."""
+    """Refuses links without end. Refuses "", too: it is the value of an unset variable, and would be the current
+    folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not value:

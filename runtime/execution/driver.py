@@ -293,7 +293,7 @@ async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, 
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # that of its last commits has the same cause; asyncio would print one that nobody took
+            task.exception()  # its own error has the same cause; taken here, so that asyncio does not print it
         raise
     if asked and task.cancelled():
         raise RunCancelled(f"run {run} was cancelled: `ramify resume {run}` continues it", run_id=run)
