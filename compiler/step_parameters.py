@@ -34,8 +34,8 @@ def parameters_of(function: Callable[..., Any], sandbox: str | None) -> tuple[st
 def recorded_names(then: Sequence[str], now: Sequence[str]) -> dict[str, str]:
     """Return the names of then of the parameters that have other names now, by their names of now.
 
-    A parameter is known by its place among those of its kind. If a name of then means another parameter now, it is
-    uncertain which is which, and none is returned: each name means what it meant.
+    A parameter is known by its place among those of its kind. If an old name stands for another parameter now, as `b`
+    does where `f(a, b)` became `f(b, c)`, it is uncertain which parameter is which. Then no name is returned.
     """
     before, after = _Kinds.of(then), _Kinds.of(now)
     if len(after.by_position) < len(before.by_position):

@@ -210,7 +210,7 @@ class BatchWriter:
                 in_transactions(connection)
             with connection.begin():
                 self._recent.keep(run, statements.named_texts(connection, run, known))
-        except (DBAPIError, StoreError):  # a commit that meets it, too, tries again or raises it
+        except (DBAPIError, StoreError):  # the next commit tries again, or raises the error
             self._recent.forget(run)
             self.disconnect()
 

@@ -62,7 +62,7 @@ async def _watch(request: Request, unwanted: threading.Event) -> None:
 STATIC = Path(__file__).parent / "static"
 LONGEST_ANSWER = 1 << 20  # bytes
 MOST_WORDS = 1000  # characters to search for
-_GONE = 499  # nobody gets it
+_GONE = 499  # the client has left, so nobody reads this status
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 

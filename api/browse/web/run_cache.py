@@ -29,7 +29,7 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.store.reader import Reader as DatabaseReader
 
 RUNS = 500  # that the page lists
-MOST_DIGITS = 18  # of a row's number: Python reads none of thousands
+MOST_DIGITS = 18  # of a row's number; Python refuses numbers of thousands of digits
 _KEPT = 4  # runs: the one that is shown, and those compared with it
 
 
